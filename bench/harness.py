@@ -113,8 +113,8 @@ class OptionParser(argparse.ArgumentParser):
             with contextlib.suppress(ValueError):
                 if least <= float(text) < math.inf:
                     return type(default)(text)
-            what = f"{text!r} is not {least:,} or more"
-            raise argparse.ArgumentTypeError(what)
+            message = f"{text!r} is not {least:,} or more"
+            raise argparse.ArgumentTypeError(message)
 
         self.add_argument(name, metavar="N", type=parse, default=default)
 
@@ -155,11 +155,11 @@ def started(
         process.wait()
 
 
-def failure(what: str, status: int, errors: bytes) -> BenchError:
+def failure(program: str, status: int, errors: bytes) -> BenchError:
     """Return the error of a program that ended, with what it said last."""
     lines = errors.decode("utf-8", "replace").strip().splitlines()
     said = "".join(f": {line[:200]}" for line in lines[-1:])
-    return BenchError(f"{what} ended with status {status}{said}")
+    return BenchError(f"{program} ended with status {status}{said}")
 
 
 class Running(NamedTuple):
@@ -210,20 +210,20 @@ def server(command: Sequence[str]) -> Iterator[Running]:
         os.chmod(where, 0o755)
         bus, log = f"{where}/bus", Path(where, "log")
         words = [word.replace("{address}", bus) for word in command]
-        with log.open("wb") as errors, started(words, stderr=errors) as own:
+        with log.open("wb") as errors, started(words, stderr=errors) as sbusd:
             try:
-                wait_until_it_listens(bus, own)
-                yield Running(bus, [own.pid])
+                wait_until_it_listens(bus, sbusd)
+                yield Running(bus, [sbusd.pid])
             finally:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    status = own.wait(0.1)  # it may be about to end
+                    status = sbusd.wait(0.1)  # it may be about to end
                     raise failure("the server", status, log.read_bytes())
 
 
-def wait_until_it_listens(address: str, own: subprocess.Popen[bytes]) -> None:
+def wait_until_it_listens(address: str, bus: subprocess.Popen[bytes]) -> None:
     """Return once a server listens.  Raises: BenchError."""
     end = time.monotonic() + START_SECONDS_MAX
-    while own.poll() is None and time.monotonic() < end:
+    while bus.poll() is None and time.monotonic() < end:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
             if not wire.connect_ex(address):
                 return
@@ -287,8 +287,8 @@ def print_table(
             status = 1
             continue
         ours, *_ = samples.values()
-        for side, own in samples.items():
-            cells = (cell(figure, own, ours) for figure in figures)
+        for side, theirs in samples.items():
+            cells = (cell(figure, theirs, ours) for figure in figures)
             print_row([case, about, side, *cells])
     return status
 
@@ -302,15 +302,15 @@ def measure(sides: Sides, rounds: int) -> dict[str, list[Sample]]:
     return samples
 
 
-def cell(figure: str, own: list[Sample], ours: list[Sample]) -> str:
+def cell(figure: str, theirs: list[Sample], ours: list[Sample]) -> str:
     """Return the median of a figure, and the ratio of ours to it."""
-    if figure not in own[0]:
+    if figure not in theirs[0]:
         return ""
-    median = statistics.median(sample[figure] for sample in own)
+    median = statistics.median(sample[figure] for sample in theirs)
     text = f"{median:,.0f}" if median >= 1_000 else f"{median:.3g}"
-    if own is ours or not all(sample[figure] for sample in own):
+    if theirs is ours or not all(sample[figure] for sample in theirs):
         return text
-    pairs = zip(ours, own)
+    pairs = zip(ours, theirs)
     ratio = statistics.median(a[figure] / b[figure] for a, b in pairs)
     return f"{text} ({ratio:.2f})"
 

@@ -109,8 +109,8 @@ class Redis(Stream):
         return self.answers.readline().startswith(b":")
 
     def take(self) -> bool:
-        own = b"held by %d" % os.getpid()
-        take = redis_command(b"LMOVE", b"jobs", own, b"RIGHT", b"LEFT")
+        mine = b"held by %d" % os.getpid()
+        take = redis_command(b"LMOVE", b"jobs", mine, b"RIGHT", b"LEFT")
         self.socket.sendall(self.finish + take)
         if self.finish and self.answers.readline() != b":1\r\n":
             raise BenchError("Redis did not remove a job")
@@ -119,7 +119,7 @@ class Redis(Stream):
         if head == b"$-1\r\n":
             return False
         job = self.answers.read(int(head[1:]) + 2)[:-2]
-        self.finish = redis_command(b"LREM", own, b"1", job)
+        self.finish = redis_command(b"LREM", mine, b"1", job)
         return True
 
 

@@ -118,10 +118,10 @@ def run_load(bus: Running, options: Sequence[str], seconds: float) -> Any:
             raise BenchError("a message is lost, or late") from None
     if load.returncode:
         raise harness.failure("the load", load.returncode, errors)
-    found = json.loads(output)
-    if found["lost"]:
-        raise BenchError(f"{found['lost']} messages were lost")
-    return found
+    figures = json.loads(output)
+    if figures["lost"]:
+        raise BenchError(f"{figures['lost']} messages were lost")
+    return figures
 
 
 def measure(case: Case, command: Sequence[str], seconds: float) -> Sample:
@@ -131,14 +131,14 @@ def measure(case: Case, command: Sequence[str], seconds: float) -> Sample:
         if case.added:
             running.enter_context(case.added(bus))
         before = bus.cpu_seconds()
-        found = run_load(bus, case.load.split(), seconds)
+        figures = run_load(bus, case.load.split(), seconds)
         used = bus.cpu_seconds() - before
     if PACED in case.load:
-        latency = found["latency_us"]
+        latency = figures["latency_us"]
         return {f"{part} us": latency[part] for part in ("p50", "p99")}
     return {
-        "messages/s": found["received_per_second"],
-        "messages/CPU s": found["received"] / used,
+        "messages/s": figures["received_per_second"],
+        "messages/CPU s": figures["received"] / used,
     }
 
 

@@ -181,7 +181,7 @@ def merged(walked: Walked) -> list[list[Any]]:
 
 def table() -> dict[str, Any]:
     """Return the rows of all modes; what is told stands in them by number."""
-    told = {"": 0}
+    texts = {"": 0}
     modes: dict[str, Any] = {}  # its rows, or the name of modes with the same
     for soft, hard, whose in product(SOFT, HARD, USERS):
         if soft in ("discard", "error") and hard != "block":
@@ -189,11 +189,11 @@ def table() -> dict[str, Any]:
         rows = merged(explore(soft, hard, USERS[whose]))
         for row in rows:
             for n, led in enumerate(row[4:], 4):
-                number = told.setdefault(led[1], len(told)) if led else 0
+                number = texts.setdefault(led[1], len(texts)) if led else 0
                 row[n] = [led[0], number] if led else None
         same = [name for name in modes if modes[name] == rows]
         modes[f"{soft} {hard} {whose}"] = same[0] if same else rows
-    return {"told": [*told], "modes": modes}
+    return {"told": [*texts], "modes": modes}
 
 
 def script() -> str:

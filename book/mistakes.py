@@ -87,8 +87,8 @@ def walk(name: str) -> Generator[str, None, list[str]]:
     with spoiled, mock.patch.object(sbus, "log"):
         while walk.count < CONVERSATIONS_MAX:
             yield f"{walk.count} conversations …"
-            for found in walk.failures(count=walk.count + 1):
-                return found.lines
+            for failure in walk.failures(count=walk.count + 1):
+                return failure.lines
     raise ValueError(f"{CONVERSATIONS_MAX} conversations betray nothing")
 
 
@@ -108,8 +108,8 @@ def choices(name: str) -> list[tuple[str, list[str]]]:
             if talk.options or len(lines) > LINES_MAX:
                 continue
             with contextlib.suppress(ValueError):  # bytes that no line has
-                found = bad if wrong_of(lines) else good
-                found.setdefault(block_of(case), lines)
+                kind = bad if wrong_of(lines) else good
+                kind.setdefault(block_of(case), lines)
             if bad and len({*good} - {*bad}) > 1:
                 break
     good = {block: lines for block, lines in good.items() if block not in bad}

@@ -67,11 +67,11 @@ def drawn(rows: list[str], y: int, x: int) -> str:
     return joint.translate(ROUND) if is_corner else char
 
 
-def stop(found: re.Match[str]) -> str:
+def stop(match: re.Match[str]) -> str:
     """Return a stop in the colour of its first word, as wide as before."""
-    return f'<b class="stop {found[2].lower()}"> {found[1]} </b>'
+    return f'<b class="stop {match[2].lower()}"> {match[1]} </b>'
 
 
-def bar(found: re.Match[str]) -> str:
+def bar(match: re.Match[str]) -> str:
     """Return a bar, as long as before."""
-    return f'<span class="bar">{" " * len(found[0])}</span>'
+    return f'<span class="bar">{" " * len(match[0])}</span>'

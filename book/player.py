@@ -106,8 +106,8 @@ def check_size(lines: Sequence[str]) -> None:
     """Raise ValueError if the packets of an example are too many or large."""
     packets = size = 0
     for line in lines:
-        found = RANGE.search(line)
-        times = max(1, int(found[2]) - int(found[1]) + 1) if found else 1
+        numbers = RANGE.search(line)
+        times = max(1, int(numbers[2]) - int(numbers[1]) + 1) if numbers else 1
         packets += times
         size += times * (len(line) + sum(map(int, TIMES.findall(line))))
     text = sum(map(len, lines))
@@ -168,13 +168,13 @@ class WatchedBus(FakeBus):
         cut = reason_of(made, line)
         return {**led, "cut": cut} if cut else led
 
-    def named(self, found: re.Match[str]) -> str:
+    def named(self, match: re.Match[str]) -> str:
         """Return the client of a line of the log by its name."""
-        return (found[1] or "") + self.names[int(found[2])]
+        return (match[1] or "") + self.names[int(match[2])]
 
     def cards(self) -> list[tuple[str, Answer]]:
         """Return what the server knows of each client, and its table."""
-        clients = sorted(self.bus.clients, key=lambda one: one.number)
+        clients = sorted(self.bus.clients, key=lambda peer: peer.number)
         table: dict[str, str] = {}
         for client in clients:
             for pattern in newest(client.patterns):
@@ -217,8 +217,8 @@ def shown_packets(packets: Iterable[sbus.Packet]) -> list[str]:
 
 def reason_of(made: list[str], talk: examples.Conversation) -> Any:
     """Return the client that was disconnected, and why, in plain words."""
-    found = filter(None, map(DISCONNECTED.search, made))
-    for name, rule, reason in (one.groups() for one in found):
+    matches = filter(None, map(DISCONNECTED.search, made))
+    for name, rule, reason in (match.groups() for match in matches):
         step = talk.steps[-1] if talk.steps else None
         if rule == "PKT-2" and step and step.client == name:
             reason = slip_of(step.argument.strip('"')) or reason
@@ -250,7 +250,7 @@ def kept_lines(text: str) -> list[str]:
 
     Comments are left out, and the line --- that every_order.py knows.
     """
-    lines = [one if " >" in one else one.strip() for one in text.splitlines()]
+    lines = [row if " >" in row else row.strip() for row in text.splitlines()]
     kept = [line for line in lines if line.strip() and line[0] not in "#-"]
     check_size(kept)
     return kept
@@ -394,7 +394,7 @@ def form_of(hole: str, answer: str) -> str:
             return "In a message \\0 stands behind the key: MSG key\\0payload"
         return ""
 
-    kind = next((one for one in STARTS if answer.upper().startswith(one)), "")
+    kind = next((s for s in STARTS if answer.upper().startswith(s)), "")
     if kind and f"> {kind}" in hole:
         return f"The line has its {kind.strip()} already: write what follows"
     return ""

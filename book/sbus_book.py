@@ -112,8 +112,8 @@ class Listing:
     def excerpts(self, rule: str) -> Iterator[nodes.Node]:
         """Return the parts that keep a rule; the lines that do are marked."""
         cited = re.compile(rf'\[{rule}\]|"{rule}"')
-        found = (n for n, line in enumerate(self.lines) if cited.search(line))
-        kept = {line for number in found for line in self.kept(number)}
+        hits = (n for n, line in enumerate(self.lines) if cited.search(line))
+        kept = {line for number in hits for line in self.kept(number)}
         for name, first, last in self.parts:
             if lines := [n - first + 1 for n in kept if first <= n <= last]:
                 line = first + min(lines) - 1
@@ -162,14 +162,14 @@ class Source(Directive):
 
     def run(self) -> list[nodes.Node]:
         listing = LISTINGS[self.arguments[0].partition("-")[0]]
-        found: list[nodes.Node] = []
+        parts: list[nodes.Node] = []
         for name, first, last in listing.parts:
             if listing.page(first).endswith(f"/{self.arguments[0]}"):
                 block = listing.block(first, last, linespans="L")
                 title = nodes.title("", "", nodes.literal("", name))
                 part = nodes.section("", title, block, ids=[name])
-                found.append(part if name else block)
-        return found
+                parts.append(part if name else block)
+        return parts
 
 
 def example(kind: str, title: str, text: str, is_open: bool) -> nodes.Node:
@@ -266,14 +266,14 @@ class Rules(Transform):
         text = (ROOT / f"spec/{file}.md").read_text("utf-8")
         first = rf"\n## {rule}\n.*?```(\w+) (\S+) ([^\n]*)\n(.*?)\n```"
         shown = []
-        if found := re.search(first, text, re.S):
-            kind, name, head, lines = found.groups()
+        if match := re.search(first, text, re.S):
+            kind, name, head, lines = match.groups()
             shown = [example(kind, f"{name} {head}", lines, page != FLOOD)]
             if page == FLOOD:  # there each rule has an example beside it
                 yield shown.pop()
             link = f'<a href="{file}.html#{rule.lower()}">All examples</a>'
             shown.append(raw(f'<p class="more">{link}</p>'))
-        parts = {"example": found, "code": code, "model": model}
+        parts = {"example": match, "code": code, "model": model}
         said = " · ".join(part for part, is_there in parts.items() if is_there)
         if not said:
             return
@@ -293,15 +293,16 @@ def link(app: Sphinx, page: str, *more: Any) -> None:
     """Link what a page cites: rules, chapters, and names in the source."""
     _, context, _ = more
     stem = page.rpartition("/")[2].partition("-")[0]
-    own = LISTINGS.get(stem, LISTINGS["sbus"])
+    code = LISTINGS.get(stem, LISTINGS["sbus"])
 
     def linked(cited: re.Match[str]) -> str:
         key = cited["rule"] or cited["cell"] or ""
         name, anchor, tip = CITED.get(key, ("", "", ""))
         *_, dot, word, call = cited.groups("")
         is_name = word not in COMMON if dot else call or not word.islower()
-        if (line := own.places.get(word, 0)) and is_name and "source/" in page:
-            name, anchor = own.page(line), f"L-{line}"
+        line = code.places.get(word, 0)
+        if line and is_name and "source/" in page:
+            name, anchor = code.page(line), f"L-{line}"
         if not name:
             return cited[0]
         href = app.builder.get_relative_uri(page, name) + f"#{anchor}"
@@ -311,7 +312,7 @@ def link(app: Sphinx, page: str, *more: Any) -> None:
     def toured(name: re.Match[str]) -> str:
         if not (line := LISTINGS["sbus"].starts.get(name[1], 0)):
             return name[0]
-        href = app.builder.get_relative_uri(page, own.page(line))
+        href = app.builder.get_relative_uri(page, code.page(line))
         return f'<a href="{href}#{name[1]}">{name[0]}</a>'
 
     body = LINKED.sub(linked, context.get("body", ""))

@@ -58,7 +58,7 @@ class Asked(Editor):
     """What the kit asks, with its examples, and their rules as links."""
 
     def parts(self, stage: int) -> Iterator[nodes.Node]:
-        for _, sentence, names in filter(lambda one: one[0] == stage, DEMANDS):
+        for _, sentence, names in filter(lambda d: d[0] == stage, DEMANDS):
             rules = (
                 f"[{rule}]" for name in names.split() for rule in RULES[name]
             )

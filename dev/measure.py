@@ -41,12 +41,12 @@ CODE = {
     # It is to have 1,500, which would cost the checks of chapter 5
     "simulated/*.py": 1_580,
     # They are to have 10,800: some folders have not been measured by mutants
-    "tests/**/*.py test_sbus.py": 14_230,
+    "tests/**/*.py test_sbus.py": 14_234,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
     # It is to have 1,950, which would cost the gallery of mistakes; 39 lines
     # are the answers of its lessons, which had stood with the tests
-    "book/*.py book/static/*.js book/static/*.css": 2_084,
+    "book/*.py book/static/*.js book/static/*.css": 2_085,
     "book/stages/*.py": 170,  # six servers in one file, for students
 }
 CLIENTS = "c/sbus.h go/sbus.go rust/src/lib.rs javascript/sbus.js perl/Sbus.pm"

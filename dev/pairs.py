@@ -26,8 +26,8 @@ KINDS = {"message": b"MSG", "control": b"CMSG"}  # of what it receives
 def command_for(packet: bytes) -> Line | None:
     """Return the command that has a client send a packet, if one does."""
     for word, form in FORMS.items():
-        if found := form.fullmatch(packet):
-            return Line(word, found.groups())
+        if match := form.fullmatch(packet):
+            return Line(word, match.groups())
     return None
 
 

@@ -171,7 +171,7 @@ def definitions(source: str) -> Iterator[tuple[str, int, int]]:
     def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, DEFINITIONS):
-                lines = [one.lineno for one in child.decorator_list]
+                lines = [d.lineno for d in child.decorator_list]
                 first = min([child.lineno, *lines])
                 assert child.end_lineno
                 yield prefix + child.name, first, child.end_lineno
@@ -189,17 +189,17 @@ def citations(path: Path) -> list[Citation]:
     source = path.read_text("utf-8")
     cited = list(cited_lines(source))
     places = [("", 1, len(source)), *definitions(source)]
-    found = []
+    parts = []
     for name, first, last in places:
-        inner = [one for one in places if first < one[1] <= one[2] <= last]
+        inner = [p for p in places if first < p[1] <= p[2] <= last]
         rules = {
             rule
             for line, rule in cited
             if first <= line <= last
             and not any(start <= line <= end for _, start, end in inner)
         }
-        found.append(Citation(name, first, frozenset(rules)))
-    return found
+        parts.append(Citation(name, first, frozenset(rules)))
+    return parts
 
 
 def cited_lines(source: str) -> Iterator[tuple[int, str]]:
@@ -232,9 +232,9 @@ def shown_by_rule() -> dict[str, list[str]]:
     """Return the blocks and the checks that show each rule."""
     shown: dict[str, list[str]] = {rule: [] for rule in read_rules()}
     cases: list[Any] = [*read_blocks(), *REAL_BLOCKS, *CHECKS]
-    for one in cases:
-        for rule in one.rules:
-            shown[rule].append(one.name)
+    for case in cases:
+        for rule in case.rules:
+            shown[rule].append(case.name)
     return shown
 
 
@@ -267,8 +267,8 @@ def matrix() -> str:
     code, shown, tests = code_by_rule(), shown_by_rule(), tests_by_rule()
     lines = []
     for name, rule in read_rules().items():
-        told = few(shown[name]) or "kept by programs that use a client"
-        cells = (name, rule.level, rule.origin, few(code[name]), told)
+        names = few(shown[name]) or "kept by programs that use a client"
+        cells = (name, rule.level, rule.origin, few(code[name]), names)
         lines.append(f"| {' | '.join(cells)} | {few(tests[name])} |\n")
     return MATRIX + "".join(lines)
 

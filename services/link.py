@@ -522,9 +522,9 @@ class Server:
         if "address" in self.options:
             words += ["-a", self.options.address]
         # In a session of its own, as Ctrl-C is for the link alone
-        own: Any = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-        own["env"] = {**os.environ, PARENT: str(os.getpid())}
-        self.process = subprocess.Popen(words, **own)
+        options: Any = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        options["env"] = {**os.environ, PARENT: str(os.getpid())}
+        self.process = subprocess.Popen(words, **options)
         self.prefix = prefix
         address = getattr(self.options, "address", None)
         end = sbus_client.end_of(shared.ANSWER_SECONDS)

@@ -115,11 +115,11 @@ class Store:
         name = printable(os.fsencode(options.name))
         if not self._db.execute("SELECT * FROM sqlite_master").fetchone():
             self._db.executescript(SCHEMA % (FORMAT, name.encode().hex()))
-        found = self._db.execute("SELECT format, name FROM queue").fetchone()
+        row = self._db.execute("SELECT format, name FROM queue").fetchone()
         self._db.execute("SELECT * FROM jobs LIMIT 1")  # raises if it is none
-        if tuple(found or ()) != (FORMAT, name):
+        if tuple(row or ()) != (FORMAT, name):
             form = "format {} of queue {!r}".format
-            kind = form(*found) if found else "no queue"
+            kind = form(*row) if row else "no queue"
             text = f"{kind}, not {form(FORMAT, name)}"
             raise SbusError(f"{path}: {text}")
         self._db.execute("PRAGMA journal_mode = WAL")

@@ -188,9 +188,9 @@ class FakeSelector:
 
     def ready(self) -> list[tuple[SelectorKey, int]]:
         """Return what would be reported now."""
-        assert not any(one.closed for one in self.keys), "closed and watched"
-        events = {one: one.events() & key[2] for one, key in self.keys.items()}
-        return [(self.keys[one], some) for one, some in events.items() if some]
+        assert not any(wire.closed for wire in self.keys), "closed and watched"
+        events = {w: w.events() & key[2] for w, key in self.keys.items()}
+        return [(self.keys[w], e) for w, e in events.items() if e]
 
     def select(self, timeout: float) -> list[tuple[SelectorKey, int]]:
         self.timeouts.append(timeout)
@@ -286,8 +286,8 @@ class FakeKernel:
         """Have a client wait for being accepted."""
         number = next(self.numbers)
         pid = 4000 + number if pid is None else pid
-        own = sbus.Credentials(gid, uid, pid)
-        peer = FakePeer(self, self.wire_kind(self, number, own))
+        credentials = sbus.Credentials(gid, uid, pid)
+        peer = FakePeer(self, self.wire_kind(self, number, credentials))
         self.listener.waiting.append(peer.wire)
         return peer
 
@@ -345,9 +345,9 @@ def options_of(*arguments: str, **options: Any) -> argparse.Namespace:
     """Return what the server makes of options, some of them by name."""
     more = list(arguments)
     for name, value in options.items():
-        for one in value if isinstance(value, list) else [value]:
+        for word in value if isinstance(value, list) else [value]:
             more.append("--" + name.replace("_", "-"))
-            more += [] if one is True else [str(one)]
+            more += [] if word is True else [str(word)]
     return sbus.parse_options(more)
 
 

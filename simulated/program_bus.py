@@ -446,8 +446,8 @@ class ProgramKit:
     def filled(self, line: str) -> str:
         """Return a line with numbers where it names those of clients."""
 
-        def number(found: re.Match[str]) -> str:
-            owner = self.letters.get(found[1])
-            return str(getattr(owner, found[2])) if owner else found[0]
+        def number(match: re.Match[str]) -> str:
+            owner = self.letters.get(match[1])
+            return str(getattr(owner, match[2])) if owner else match[0]
 
         return re.sub(r"\{(\w+)\.(gid|uid|pid)\}", number, line)

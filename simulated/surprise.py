@@ -80,7 +80,7 @@ def make_surprise(chapter: str, seed: str) -> dict[str, Any]:
             break
 
     answers: dict[str, list[str]] = {line[0]: [] for line in lines}
-    for name, number, end in (found.groups() for found in heard):
+    for name, number, end in (match.groups() for match in heard):
         answers[name].append(number or end)
     return {"lines": lines, "shown": [*shown_of(lines)], "answers": answers}
 

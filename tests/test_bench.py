@@ -46,9 +46,9 @@ def rows(result: Result) -> list[list[str]]:
 
 def test_server_beside_the_relay() -> None:
     """The second row has the ratio to the first."""
-    own, relay = rows(speed("--only", "pipe-4k"))
-    assert (own[2], relay[2]) == ("sbus.py", "relay")
-    assert relay[3].endswith(")") and not own[3].endswith(")")
+    server, relay = rows(speed("--only", "pipe-4k"))
+    assert (server[2], relay[2]) == ("sbus.py", "relay")
+    assert relay[3].endswith(")") and not server[3].endswith(")")
 
 
 def test_server_beside_another() -> None:
@@ -62,8 +62,8 @@ def test_server_beside_another() -> None:
 
 def test_server_with_an_option() -> None:
     """It is compared with itself without the option."""
-    own, without = rows(speed("--only", "trace"))
-    assert (own[2], without[2]) == ("sbus.py", "itself without")
+    server, without = rows(speed("--only", "trace"))
+    assert (server[2], without[2]) == ("sbus.py", "itself without")
 
 
 @pytest.mark.parametrize("program", ["link", "queue"])
@@ -74,8 +74,8 @@ def test_services_beside_what_is_installed(program: str) -> None:
     notes = result.errors.splitlines()
     assert all(note.startswith("left out: install ") for note in notes)
     assert len(notes) == len({*notes})
-    own, *peers = rows(result._replace(errors=""))
-    assert own[2].startswith(("link", "sbus queue"))
+    service, *peers = rows(result._replace(errors=""))
+    assert service[2].startswith(("link", "sbus queue"))
     assert all(row[3].endswith(")") for row in peers)
 
 
@@ -95,7 +95,7 @@ def test_attack(storm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, what",
+    "arguments, message",
     [
         (["--only", "nothing"], "no case 'nothing'"),
         (["--rounds", "0"], "'0' is not 1 or more"),
@@ -106,11 +106,11 @@ def test_attack(storm: str) -> None:
         (["--fast"], "unrecognized arguments: --fast"),
     ],
 )
-def test_wrong_use(arguments: list[str], what: str) -> None:
+def test_wrong_use(arguments: list[str], message: str) -> None:
     """One line, and status 2."""
     result = speed(*arguments)
     assert (result.status, result.output) == (2, "")
-    assert what in result.errors and result.errors.count("\n") == 1
+    assert message in result.errors and result.errors.count("\n") == 1
 
 
 def test_server_that_loses_messages() -> None:

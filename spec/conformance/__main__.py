@@ -237,10 +237,10 @@ def walk(options: argparse.Namespace, server_command: str) -> int:
     count = 0
     with server_of(options, server_command) as server:
         walk = random_walk.Walk(server, options.seed)
-        for found in walk.failures(options.random):
+        for failure in walk.failures(options.random):
             count += 1
-            say(f"{found.block()}\n")
-            save(options, found.name, found.block())
+            say(f"{failure.block()}\n")
+            save(options, failure.name, failure.block())
     is_few = walk.count < random_walk.CONVERSATIONS_MIN and not count
     few = ", which are too few" if is_few else ""
     say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")

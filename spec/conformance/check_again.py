@@ -57,8 +57,8 @@ def hold(trial: Trial, case: Conversation, how: str, bus: Any = None) -> None:
     os.chmod(trial.server.path, 0o777)
     outcome = perform(bus or trial.server, case)
     trial.said += outcome.said if outcome.wrong else []
-    what = f"{case.name}, {how}: {outcome.wrong}"
-    require(not outcome.wrong, what, outcome.rule)
+    text = f"{case.name}, {how}: {outcome.wrong}"
+    require(not outcome.wrong, text, outcome.rule)
 
 
 # ---- Clients that leave
@@ -228,17 +228,17 @@ def owner_who_is_not_root(trial: Trial) -> None:
     directory = trial.server.new_path()
     os.mkdir(directory)
     os.chown(directory, OWNER, OWNER)
-    who = {"user": OWNER, "group": OWNER, "extra_groups": []}
+    ids = {"user": OWNER, "group": OWNER, "extra_groups": []}
     for options, cases in lots(is_for_owners):
         try:
-            trial.start(*options, path=f"{directory}/bus", **who)
+            trial.start(*options, path=f"{directory}/bus", **ids)
         except Failure as failure:
             why = f"user {OWNER} cannot start it: {failure}"
             raise NotApplicable(why) from None
         for case, root in itertools.product(cases, (0, OWNER)):
             bus = OwnersServer(trial.server, root)
             hold(trial, case, f"on a bus of user {OWNER}", bus)
-    trial.start("-u", "root", path=f"{directory}/bus", **who)
+    trial.start("-u", "root", path=f"{directory}/bus", **ids)
     is_out = trial.client(uid=OWNER).pending() == END
     require(not is_out, "the bus owner may not connect", "CONN-2")
 

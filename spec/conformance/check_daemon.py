@@ -28,10 +28,10 @@ def daemon(
         words = ["a daemon is started with", "-p", pid_file, *options]
         trial.say(" ".join(words))
         server.launch(more.pop("path", ""), *words[1:], **more)
-        found = server.await_status(server.start_seconds_max)
-        if found == 2 and not trial.server.has_word("-f", "--foreground"):
+        end = server.await_status(server.start_seconds_max)
+        if end == 2 and not trial.server.has_word("-f", "--foreground"):
             raise NotApplicable("its command has no word -f to leave out")
-        require(found == status, f"its command ends with status {found}")
+        require(end == status, f"its command ends with status {end}")
         yield server
 
 
@@ -83,9 +83,9 @@ def relative_names_of_a_daemon(trial: Trial) -> None:
     for path in ("socket", "./socket"):
         place = {"path": path, "cwd": directory}
         with daemon(trial, f"{path}.pid", 0, **place):
-            found = sorted(os.listdir(directory))
+            names = sorted(os.listdir(directory))
             wanted = ["socket", "socket.pid"]
-            require(found == wanted, f"in its directory are {found}")
+            require(names == wanted, f"in its directory are {names}")
             end_daemon(trial, number_in(f"{directory}/socket.pid"))
             left = os.listdir(directory)
             require(not left, f"it leaves {left}")
@@ -117,8 +117,8 @@ def only_its_own_pid_file_is_removed(trial: Trial) -> None:
     for text, *options in ((b"precious\n",), (b"1\n2\n", "-r"), (b"\n",)):
         pid_file = trial.file(text)
         with daemon(trial, pid_file, 1, *options) as server:
-            found = Path(pid_file).read_bytes()
-            require(found == text, f"the file now holds {describe(found)}")
+            content = Path(pid_file).read_bytes()
+            require(content == text, f"the file now holds {describe(content)}")
             is_left = os.path.lexists(server.path)
             require(not is_left, "it does not start, and leaves its socket")
     pid_file = trial.file(b"")

@@ -177,5 +177,5 @@ def users_have_slices(trial: Trial) -> None:
             left -= 1
         else:
             count += 1
-    most = SENDERS * SENT // 2  # without slices nearly all come before
-    require(count < most, f"{count} come before {TURNS} turns of another user")
+    half = SENDERS * SENT // 2  # without slices nearly all come before
+    require(count < half, f"{count} come before {TURNS} turns of another user")

@@ -109,8 +109,8 @@ def lines_of_each_user(trial: Trial) -> None:
             require(numbers & pids[uid], f"{where} name no process")
         is_limited = len(of_user) <= lines_max or not any(ways)
         require(is_limited, f"{where} are {len(of_user)}")
-    found = {event.get("uid") for event in read_trace(path)}
-    require(trial.user + 2 not in found, "its trace has a user who is out")
+    traced = {event.get("uid") for event in read_trace(path)}
+    require(trial.user + 2 not in traced, "its trace has a user who is out")
 
 
 def adds_up(lines: list[set[int]]) -> bool:

@@ -42,8 +42,8 @@ def mode_of_the_socket(trial: Trial) -> None:
             libc.inotify_add_watch(watch.fileno(), directory, IN_ATTRIB)
             trial.start(*options.split(), path=path, umask=0)
             events = watch.read(1 << 16) or b""
-        found = stat.S_IMODE(os.stat(path).st_mode)
-        require(found == mode, f"the mode of the socket is {found:04o}")
+        actual = stat.S_IMODE(os.stat(path).st_mode)
+        require(actual == mode, f"the mode of the socket is {actual:04o}")
         name = os.fsencode(os.path.basename(path)) + b"\0"
         require(name not in events, "the mode of the socket changes")
 
@@ -243,11 +243,11 @@ def readiness_is_told(trial: Trial) -> None:
         require(not text, f"it writes {text!r}")
         trial.client().settle()
         try:
-            told = notified.recv(1000)
+            packet = notified.recv(1000)
         except BlockingIOError:
             raise Failure("it does not tell that it is ready") from None
-    is_ready = b"READY=1" in told.split(b"\n")
-    require(is_ready, f"it tells {describe(told)}")
+    is_ready = b"READY=1" in packet.split(b"\n")
+    require(is_ready, f"it tells {describe(packet)}")
 
 
 @check("CTL-5")

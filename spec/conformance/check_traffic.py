@@ -54,8 +54,8 @@ def turns_end(trial: Trial) -> None:
     # A turn may come last in a round, and the next one first; in the end
     # there are no others
     runs = [len([*run]) for _, run in itertools.groupby(heard)]
-    most = max(runs[:-1])
-    require(most <= 2 * 64, f"{most} of one client come before another's")
+    length = max(runs[:-1])
+    require(length <= 2 * 64, f"{length} of one client come before another's")
 
 
 @check("LIMIT-21", is_plain=True)
@@ -63,16 +63,16 @@ def kernel_keeps_no_more_for_a_client(trial: Trial) -> None:
     trial.start()
     reader, publisher = trial.client("k"), trial.client()
     tell(reader, b"CMSG blocking/soft/discard")
-    most = UNREAD_BYTES_MAX // UNREAD_PACKET_BYTES + 1
-    trial.say(f"{2 * most} large packets come for a client that does not read")
+    room = UNREAD_BYTES_MAX // UNREAD_PACKET_BYTES + 1
+    trial.say(f"{2 * room} large packets come for a client that does not read")
     packet = b"MSG k\0".ljust(UNREAD_PACKET_BYTES, b".")
-    tell(publisher, *[packet] * 2 * most)
+    tell(publisher, *[packet] * 2 * room)
     reader.settle()
     trial.say("it has read all that the kernel took, and one more comes")
     tell(publisher, b"MSG k\0last")
     taken = list(iter(reader.receive, b"MSG k\0last"))
     require({*taken} == {packet}, f"received {len(taken)} packets")
-    require(len(taken) <= most, f"the kernel took {len(taken)} of them")
+    require(len(taken) <= room, f"the kernel took {len(taken)} of them")
 
 
 @check("CONN-7", is_plain=True)

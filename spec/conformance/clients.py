@@ -240,16 +240,16 @@ def place_of(
     """Return where a server is, its address or none, and the environment."""
     path = f"{directory}/bus"
     hidden = ("SBUS_ADDRESS", "XDG_RUNTIME_DIR")
-    told = {name: os.environ[name] for name in {*os.environ} - {*hidden}}
+    kept = {name: os.environ[name] for name in {*os.environ} - {*hidden}}
     if kind == "abstract-name":  # its address leaves out the NUL bytes
         name = b"\0" + secrets.token_bytes(16) + b"x"
         address = f"/dev/unix/abstract/{name.hex()}"
-        return name.ljust(108, b"\0"), address, told
+        return name.ljust(108, b"\0"), address, kept
     if kind == "SBUS_ADDRESS":
-        return path, "", {**told, kind: path}
+        return path, "", {**kept, kind: path}
     if kind in ("default", "root"):
-        told["XDG_RUNTIME_DIR"] = directory
-        return f"{directory}/sbus.socket", "", told
+        kept["XDG_RUNTIME_DIR"] = directory
+        return f"{directory}/sbus.socket", "", kept
     if kind in PRIVATE:
         private = f"/tmp/sbus-{uid}"
         made = f"{directory}/x" if kind == "private-link" else private
@@ -257,9 +257,9 @@ def place_of(
         os.chmod(made, 0o711 if kind == "private-open" else 0o700)
         if kind == "private-link":
             os.symlink(made, private)
-        return f"{private}/sbus.socket", "", told
+        return f"{private}/sbus.socket", "", kept
     path = path.ljust(107, "x") if kind == "longest-path" else path
-    return path, path, told
+    return path, path, kept
 
 
 class ClientTalk:
@@ -382,8 +382,8 @@ class ClientTalk:
         """Compare what the client sends with what the example says."""
         while plain(got := self._own(self._receive())) != plain(packet):
             if not got.startswith(UNSAID):
-                what = describe(got) if got else "the end: it has closed"
-                raise Failure(f"the client sent {what}")
+                said = describe(got) if got else "the end: it has closed"
+                raise Failure(f"the client sent {said}")
             if plain(got) == WHOAMI:
                 self._send(WHOAMI + b"\0" + CREDENTIALS)
 
@@ -460,8 +460,8 @@ class ClientKit:
                 except Failure as wrong:
                     seconds = time.monotonic() - start
                     self._seconds_left -= seconds
-                    told = str(wrong), tuple(talk.said), round(seconds, 4)
-                    return Result(case.name, case.rules, "failed", *told)
+                    report = str(wrong), tuple(talk.said), round(seconds, 4)
+                    return Result(case.name, case.rules, "failed", *report)
         except NotApplicable as why_not:
             why = str(why_not)
             return Result(case.name, case.rules, "not applicable", why)

@@ -20,9 +20,9 @@ class Failure(Exception):
     """A server did not do what an example says."""
 
     def __init__(
-        self, what: str, rule: str = "", is_sure: bool = False
+        self, text: str, rule: str = "", is_sure: bool = False
     ) -> None:
-        super().__init__(what)
+        super().__init__(text)
         self.rule = rule  # that is broken, if the example has several
         self.is_sure = is_sure  # it came again already
 
@@ -102,9 +102,9 @@ class Talk:
     def shown(self, step: Step) -> str:
         """Return a step with the numbers of the clients that are there."""
 
-        def number(found: re.Match[str]) -> str:
-            client = self.clients.get(found[1])
-            return str(getattr(client, found[2])) if client else found[0]
+        def number(match: re.Match[str]) -> str:
+            client = self.clients.get(match[1])
+            return str(getattr(client, match[2])) if client else match[0]
 
         return CREDENTIAL.sub(number, str(step))
 
@@ -209,10 +209,10 @@ class Talk:
         if got == pieces[0] and not objects:
             return ""
         expression = b"(.*)".join(map(re.escape, pieces))
-        found = re.fullmatch(expression, got, re.S) if objects else None
-        if found is None:
+        match = re.fullmatch(expression, got, re.S) if objects else None
+        if match is None:
             return f"received {describe(got)}"
-        wrong = map(json_difference, found.groups(), objects)
+        wrong = map(json_difference, match.groups(), objects)
         return next(filter(None, wrong), "")
 
     def expect_nothing(self, name: str, may_end: bool = False) -> None:

@@ -52,9 +52,9 @@ def parse_piece(plain: str, braced: str) -> Part:
     return Part(b"", 1, braced)
 
 
-def unescape(found: re.Match[bytes]) -> bytes:
+def unescape(match: re.Match[bytes]) -> bytes:
     """Return the byte that stands for itself behind a backslash."""
-    code = found[1]
+    code = match[1]
     return ESCAPED.get(code) or bytes.fromhex(code[1:].decode("ascii"))
 
 
@@ -310,8 +310,8 @@ def each_number(line: str) -> Iterator[str]:
 
 def parse_step(line: str) -> Step:
     """Return a line's step; raise ValueError if it stands for none."""
-    if found := STEP.fullmatch(line):
-        client, verb, other, argument = found.groups("")
+    if match := STEP.fullmatch(line):
+        client, verb, other, argument = match.groups("")
         if re.fullmatch(ARGUMENTS.get(verb or other, ""), argument):
             is_text = verb in (">", ">>", "<") and argument not in EXPECTATIONS
             text = parse_text(argument) if is_text else ()

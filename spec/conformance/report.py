@@ -57,9 +57,9 @@ def verdicts(results: Iterable[Result]) -> dict[str, str]:
     shown = {rule for case in cases for rule in case.rules}
     by_rule = {}
     for rule, about in results_by_rule(results).items():
-        found = {result.verdict for result in about}
+        kinds = {result.verdict for result in about}
         otherwise = "not run" if rule in shown else "no example"
-        by_rule[rule] = next(filter(found.__contains__, ORDER), otherwise)
+        by_rule[rule] = next(filter(kinds.__contains__, ORDER), otherwise)
     return by_rule
 
 

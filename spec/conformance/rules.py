@@ -59,8 +59,8 @@ def read_rules() -> dict[str, Rule]:
     """Return all rules by their ids; raise ValueError if one is malformed."""
     rules: dict[str, Rule] = {}
     for chapter in chapters():
-        for found in RULE.finditer(chapter.read_text("utf-8")):
-            name, sentence = found[1], " ".join(found[2].split())
+        for match in RULE.finditer(chapter.read_text("utf-8")):
+            name, sentence = match[1], " ".join(match[2].split())
             parts = SENTENCE.fullmatch(sentence)
             if not parts or name in rules:
                 raise ValueError(f"{chapter.name}: [{name}] {sentence}")

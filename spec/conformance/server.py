@@ -50,10 +50,10 @@ def is_stopped(process: int) -> bool:
     return not states(process) & {"R", "S", "D"}
 
 
-def limit(process: int, what: int, most: int) -> None:
+def limit(process: int, kind: int, maximum: int) -> None:
     """Set a limit of a process that runs, unless it has ended."""
     with contextlib.suppress(OSError):
-        resource.prlimit(process, what, (most, most))
+        resource.prlimit(process, kind, (maximum, maximum))
 
 
 def delayed_seconds() -> float:
@@ -226,16 +226,16 @@ class ServerProcess(Program):
     def start(self, path: str = "", *options: str, **more: Any) -> None:
         """Start a server anew; raise Failure if it does not serve."""
         self.launch(path, *options, **more)
-        end, what = time.monotonic() + self.start_seconds_max, ""
+        end, wrong = time.monotonic() + self.start_seconds_max, ""
         while time.monotonic() < end and self.status() is None:
             try:
                 return self._probe()
             except Failure as failure:
-                what = f"does not serve: {failure}"
+                wrong = f"does not serve: {failure}"
                 if isinstance(failure, Unanswered):
-                    what += " (for a server that grows there is --stage)"
+                    wrong += " (for a server that grows there is --stage)"
             time.sleep(0.005)  # no event tells of a foreign server
-        raise Failure(f"the server {self.end() or what + self.log()}")
+        raise Failure(f"the server {self.end() or wrong + self.log()}")
 
     def launch(self, path: str = "", *options: str, **more: Any) -> None:
         """Start a server, after the end of any other."""
@@ -320,8 +320,8 @@ class ServerProcess(Program):
             if self.process:
                 with contextlib.suppress(Failure):
                     self.await_status(0.2)
-            what = f"does not serve a new client: {failure}{self.log()}"
-            return f"the server {self.end() or what}"
+            wrong = f"does not serve a new client: {failure}{self.log()}"
+            return f"the server {self.end() or wrong}"
         return ""
 
     def audit(self, clients: Iterable[Wire]) -> None:

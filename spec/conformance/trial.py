@@ -144,10 +144,10 @@ class Trial:
         return path
 
 
-def require(condition: object, what: str, rule: str = "") -> None:
+def require(condition: object, text: str, rule: str = "") -> None:
     """Raise Failure if something is not so; the rule is what it breaks."""
     if not condition:
-        raise Failure(what, rule)
+        raise Failure(text, rule)
 
 
 def tell(client: Wire, *packets: bytes) -> None:

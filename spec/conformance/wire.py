@@ -107,8 +107,8 @@ class Wire:
             try:
                 packet = self._read()
             except Failure as failure:
-                what = f"{self.name}'s {WHOAMI[5:].decode()} is not answered"
-                raise Unanswered(f"{what}: {failure}") from None
+                text = f"{self.name}'s {WHOAMI[5:].decode()} is not answered"
+                raise Unanswered(f"{text}: {failure}") from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:

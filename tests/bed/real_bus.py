@@ -225,14 +225,14 @@ def other_user(uid: int = 65534, gid: int = 65534) -> Iterator[None]:
     if os.geteuid():
         yield
         return
-    own = os.getegid()
+    group = os.getegid()
     os.setegid(gid)
     os.seteuid(uid)
     try:
         yield
     finally:
         os.seteuid(0)
-        os.setegid(own)
+        os.setegid(group)
 
 
 def seqpacket() -> socket.socket:

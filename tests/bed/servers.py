@@ -165,25 +165,25 @@ def mode_of(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def occupied(path: Path, what: str) -> Iterator[None]:
+def occupied(path: Path, kind: str) -> Iterator[None]:
     """Have something at a path, and check that nobody changes it."""
     with contextlib.ExitStack() as stack:
-        if what == "directory":
+        if kind == "directory":
             path.mkdir()
-        elif what == "FIFO":
+        elif kind == "FIFO":
             os.mkfifo(path)
-        elif what == "link":
+        elif kind == "link":
             path.symlink_to("there")
-        elif what == "text":
+        elif kind == "text":
             path.write_text("1" * 11)  # which is no process's number
-        elif what == "another user's":
+        elif kind == "another user's":
             path.touch()
             os.chown(path, 1234, -1)
         else:
             stack.enter_context(bound(path, socket.SOCK_STREAM))
         before = os.lstat(path)
         yield
-        assert what != "text" or path.read_text() == "1" * 11
+        assert kind != "text" or path.read_text() == "1" * 11
         after = os.lstat(path)
         assert os.path.samestat(before, after)
         assert before.st_mode == after.st_mode

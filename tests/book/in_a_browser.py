@@ -305,10 +305,10 @@ def test_the_source_is_whole_and_linked(file: str) -> None:
     """Each line is there once, with a number, and names lead to theirs."""
     names = [n for n in PAGES if re.search(rf"source/{file}-\d+\.", n)]
     text = "\n".join(PAGES[name] for name in names)
-    found = re.findall(r'<span id="L-(\d+)">(.*)', text)
+    marked = re.findall(r'<span id="L-(\d+)">(.*)', text)
     lines = (ROOT / f"{file}.py").read_text("utf-8").splitlines()
-    assert len(found) == len({number for number, _ in found})
-    shown = {int(number): html for number, html in found}
+    assert len(marked) == len({number for number, _ in marked})
+    shown = {int(number): html for number, html in marked}
     for number, line in enumerate(lines, 1):
         html = re.sub("<[^>]*>", "", shown.get(number, ""))
         assert unescape(html).lstrip(" 0123456789").strip() in line
@@ -559,8 +559,8 @@ def try_it(form: Any) -> tuple[str, str]:
 def texts(form: Any) -> list[str]:
     """Return what a student can go back to, the newest first."""
     values = "all => all.slice(1).map((one) => one.value)"
-    found: list[str] = form.locator(".work option").evaluate_all(values)
-    return found
+    programs: list[str] = form.locator(".work option").evaluate_all(values)
+    return programs
 
 
 START = program(1)  # of stage 2
@@ -687,9 +687,9 @@ def test_what_passed_is_kept_longest(page: Any) -> None:
     """Whatever is tried later makes room for itself alone."""
     page.goto("book/bench.html#text=")
     page.evaluate(TRIES)
-    found = page.evaluate("versionsOf('stage 8').map((one) => one.text)")
-    assert found[0] == "try 3" and found[-1] == "try 59"
-    assert len(found) == page.evaluate("VERSIONS_MAX + 1")
+    versions = page.evaluate("versionsOf('stage 8').map((one) => one.text)")
+    assert versions[0] == "try 3" and versions[-1] == "try 59"
+    assert len(versions) == page.evaluate("VERSIONS_MAX + 1")
 
 
 @pytest.mark.parametrize("script", [BLOCK_STORAGE, FULL])

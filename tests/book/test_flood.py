@@ -56,9 +56,9 @@ def walk(
             led = rows[number][4 + kind]
             assert live.can(STEPS[kind]) == bool(led), rows[number]
             if led:
-                state, told = live.do(STEPS[kind])
+                state, sentence = live.do(STEPS[kind])
                 number = led[0]
-                assert told == flood["told"][led[1]]
+                assert sentence == flood["told"][led[1]]
                 if state.is_gone:
                     assert rows[number] == []
                     return count, True
@@ -77,7 +77,7 @@ def test_the_page_has_a_sentence_for_all_that_is_told(
         if '": "' in line
     ]
     assert len(sentences) == 12
-    for told in filter(None, flood["told"]):
-        assert any(start in told for start in sentences), told
+    for sentence in filter(None, flood["told"]):
+        assert any(start in sentence for start in sentences), sentence
     for start in sentences:
-        assert any(start in told for told in flood["told"]), start
+        assert any(start in sentence for sentence in flood["told"]), start

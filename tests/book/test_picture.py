@@ -69,8 +69,8 @@ def shown(soft: str, hard: str, is_full: bool, whose: str) -> tuple[str, str]:
             continue
         for condition in mode, f"{whose} user":
             row = rf"\| +{condition} -*\+-> \((\w+)\) \[([A-Z]+-\d+)\]"
-            if found := re.search(row, box):
-                return found[1], found[2]
+            if match := re.search(row, box):
+                return match[1], match[2]
     raise AssertionError("the picture has no way out")
 
 

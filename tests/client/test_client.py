@@ -172,9 +172,9 @@ def test_whatever_a_server_refuses(
             return peer.receive() == b""
 
     with RealBus(directory, *options) as bus, kind(bus.path) as client:
-        own = client.whoami(SECONDS_MAX)
-        assert own == owner_of(own.path + b"/x")
-        assert own.path.decode() == prefix + OWN
+        ids = client.whoami(SECONDS_MAX)
+        assert ids == owner_of(ids.path + b"/x")
+        assert ids.path.decode() == prefix + OWN
         calls: dict[str, Any] = {"MSG ": client.publish}
         calls |= {"SUB ": client.subscribe, "UNSUB ": client.unsubscribe}
         for _ in range(600):

@@ -36,8 +36,8 @@ class Mistake(NamedTuple):
         """
         for text, other in self.changes:
             if source.count(text) != 1:
-                what = f"{source.count(text)} times in sbus.py: {text!r}"
-                raise ValueError(f"{self.name}: {what}")
+                wrong = f"{source.count(text)} times in sbus.py: {text!r}"
+                raise ValueError(f"{self.name}: {wrong}")
             source = source.replace(text, other)
         return source.replace(START, f"\n{self.code}{START}")
 

@@ -101,8 +101,8 @@ class TestBrokenServers:
         shown -= {"CONN-1"}  # nobody could even connect
         shown |= {check.name for check in CHECKS}
         mistakes = read_mistakes().values()
-        found = {name for mistake in mistakes for name in mistake.found_by}
-        assert shown <= found
+        finders = {name for mistake in mistakes for name in mistake.found_by}
+        assert shown <= finders
 
     def test_each_can_be_made(self) -> None:
         """A text of sbus.py that is gone is told, not passed over."""

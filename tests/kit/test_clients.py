@@ -104,8 +104,8 @@ def test_a_failure_is_told(directory: Path) -> None:
     assert "FAILED [CLIENT-6] A client MUST read until" in done.output
     assert "  reset-before-the-last-messages [CLIENT-6]" in done.output
     assert "    < MSG k\\01\n" in done.output
-    what = "    -> the client answered receive with error reset\n"
-    assert what in done.output, done
+    answer = "    -> the client answered receive with error reset\n"
+    assert answer in done.output, done
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,18 @@ def test_an_adapter_that_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("script", "what"),
+    ("script", "reason"),
     [
         ("echo no >&2; exit 3", "ended with status 3: no"),
         ("sleep 99", "does not connect in time"),
     ],
 )
 def test_a_client_that_does_not_connect(
-    monkeypatch: pytest.MonkeyPatch, script: str, what: str
+    monkeypatch: pytest.MonkeyPatch, script: str, reason: str
 ) -> None:
     """Nobody waits for one that has ended, nor for ever."""
     monkeypatch.setattr(clients, "START_SECONDS_MAX", 3.0)
-    with pytest.raises(Failure, match=what):
+    with pytest.raises(Failure, match=reason):
         ClientKit(f"sh -c '{script}' {{address}}", 0.5).probe()
 
 

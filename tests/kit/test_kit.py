@@ -157,14 +157,14 @@ def test_a_page_prints_the_report_of_a_naive_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "what"),
+    ("statement", "reason"),
     [
         ("os._exit(3)", "the server ended with status 3"),
         ("threading.Event().wait()", "A's !/cred/whoami is not answered"),
     ],
 )
 def test_a_crash_or_a_hang_is_a_finding(
-    directory: Path, statement: str, what: str
+    directory: Path, statement: str, reason: str
 ) -> None:
     """[UNSUB-1] The server is started anew, and the rest is run.
 
@@ -177,7 +177,7 @@ def test_a_crash_or_a_hang_is_a_finding(
     assert done.status == 1
     assert "FAILED [UNSUB-1] A server MUST" in done.output
     assert "  unsubscribe-is-for-oneself [UNSUB-1], step " in done.output
-    assert "    A > SUB k\n" in done.output and what in done.output
+    assert "    A > SUB k\n" in done.output and reason in done.output
     assert "DIFFERS [UNSUB-2] A server MAY disconnect" in done.output
     assert "3 passed, 1 failed, 1 differs, 0 not" in done.output
 
@@ -355,8 +355,8 @@ def test_the_walk_is_a_part_of_the_verdict(directory: Path) -> None:
     assert done.status == 1, done
     assert "; the model decided by [" in done.output
     file = directory / "random-conversations.md"
-    (found,) = blocks_of(file.read_text("utf-8"), "it")
-    assert len(found.lines) < 8 and "[MATCH-1]" in done.output, done
+    (block,) = blocks_of(file.read_text("utf-8"), "it")
+    assert len(block.lines) < 8 and "[MATCH-1]" in done.output, done
     examples = ("--examples", str(file))
     assert run_kit("--server", server, *examples).status == 1
     assert run_kit("--server", RIGHT, *examples).status == 0
@@ -514,7 +514,7 @@ def test_a_run_that_is_ended(
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("line", "message"),
     [
         ("time.sleep(99)", "No such file"),
         ("_ = listen(STREAM); time.sleep(99)", "wrong type for socket"),
@@ -532,11 +532,11 @@ def test_a_run_that_is_ended(
     ],
 )
 def test_a_server_that_does_not_serve(
-    directory: Path, what: str, message: str
+    directory: Path, line: str, message: str
 ) -> None:
     """[CONN-1] It is said what is wrong, and nothing waits without end."""
     path = directory / "server.py"
-    path.write_text(f"{USELESS}\n{what}\n", "utf-8")
+    path.write_text(f"{USELESS}\n{line}\n", "utf-8")
     said = ""
     with ServerProcess(naive(path), 0.2) as server:
         for seconds in (0.5, 2.0, 8.0, 60.0):  # should a machine be slow

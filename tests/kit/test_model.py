@@ -149,6 +149,6 @@ def test_a_mistake_is_found(
     exec(compile(text, "model.py", "exec"), vars(broken))
     for place in ("Bus", "Client", "Hold", "Unclear", "drain", "handle"):
         monkeypatch.setattr(model, place, getattr(broken, place))
-    with pytest.raises(Violation) as found:
+    with pytest.raises(Violation) as violation:
         check_orders(WORLDS["changes"], is_apart=True)
-    assert len(found.value.lines) < 40
+    assert len(violation.value.lines) < 40

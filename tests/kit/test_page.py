@@ -27,10 +27,10 @@ FIRST = CASES[0].rules[0]  # a rule with many examples
 HOSTILE = "\"><script>alert('&amp;')</script>"
 
 
-def outcome(name: str, verdict: str, what: str = "", *said: str) -> Result:
+def outcome(name: str, verdict: str, reason: str = "", *said: str) -> Result:
     """Return how an example ended."""
     (rules,) = (case.rules for case in CASES if case.name == name)
-    return Result(name, rules, verdict, what, said)
+    return Result(name, rules, verdict, reason, said)
 
 
 def page_of(*others: Result) -> str:
@@ -45,9 +45,9 @@ def page_of(*others: Result) -> str:
 
 def row(text: str, rule: str) -> str:
     """Return the row of a rule."""
-    found = re.search(rf'<tr id="{rule}".*?</tr>', text, re.S)
-    assert found
-    return found[0]
+    match = re.search(rf'<tr id="{rule}".*?</tr>', text, re.S)
+    assert match
+    return match[0]
 
 
 def test_it_needs_no_network() -> None:
@@ -154,8 +154,8 @@ def test_a_row_of_the_table() -> None:
 def test_each_client_with_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that follows the text alone is not blamed for more."""
     cases = all_cases()
-    some = random.Random(1).sample(cases, len(cases) // either(1, 6))
-    monkeypatch.setattr("implementations.all_cases", lambda: some)
+    sample = random.Random(1).sample(cases, len(cases) // either(1, 6))
+    monkeypatch.setattr("implementations.all_cases", lambda: sample)
     cell = implementations.try_pair(naive(), CLIENT)
     assert re.fullmatch(r"works, \d+ examples", cell), cell
     assert implementations.try_pair(naive(), "false {address}") == (

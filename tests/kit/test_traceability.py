@@ -101,15 +101,15 @@ def test_terms_have_their_place() -> None:
         for names, file in listed.findall(first.read_text("utf-8"))
         for term in names.split(", ")
     ]
-    found = [
+    uses = [
         (chapter.name, term.rstrip("s"))
         for chapter in others
         for term in defined.findall(chapter.read_text("utf-8"))
     ]
-    for name, term in found:
+    for name, term in uses:
         is_plural = (name, term + "s") in terms
         assert is_plural or (name, term) in terms, term
-    assert len(found) == len(terms)
+    assert len(uses) == len(terms)
 
 
 def test_every_rule_has_its_evidence() -> None:
@@ -174,8 +174,8 @@ def rules_of_functions_run_by(cases: Sequence[Case]) -> set[str]:
             run_on_fake_kernel(case)
     finally:
         sys.setprofile(None)
-    own = [code for code in called if code.co_filename == sbus.__file__]
-    lines = {code.co_firstlineno for code in own}
+    of_server = [code for code in called if code.co_filename == sbus.__file__]
+    lines = {code.co_firstlineno for code in of_server}
     places = traceability.citations(ROOT / "sbus.py")
     live = {place.name for place in places if place.first_line in lines}
     live |= {name.rpartition(".")[0] for name in live}  # classes, tables

@@ -89,8 +89,8 @@ def publish_all(clients: dict[str, Client], count: int) -> None:
     A message in a hundred is secret.
     """
     publishers = [clients[name] for name in ("plain", "silent", "reader")]
-    own = clients["plain"].whoami()
-    secret = b"!/cred/%d//%d/x" % (own.gid, own.pid)
+    ids = clients["plain"].whoami()
+    secret = b"!/cred/%d//%d/x" % (ids.gid, ids.pid)
     for n in range(count):
         key = secret if n % 100 == 7 else KEYS[n % len(KEYS)]
         publishers[n % 3].publish(key, b"%d" % n)

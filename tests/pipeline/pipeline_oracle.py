@@ -56,7 +56,7 @@ def to_bytes(text: str) -> bytes | None:
 
 @functools.lru_cache(100_000)
 def hears(
-    pattern: str, key: str, own: sbus.Credentials | None, prefix: bytes
+    pattern: str, key: str, holder: sbus.Credentials | None, prefix: bytes
 ) -> bool:
     """Return whether who holds a pattern is to receive a key.
 
@@ -65,9 +65,9 @@ def hears(
     one, name = to_bytes(pattern), to_bytes(key)
     if one is None or name is None or is_reserved(name):
         return False
-    if own is None and one.startswith(b"!/cred/"):
+    if holder is None and one.startswith(b"!/cred/"):
         return False
-    ids = own or sbus.Credentials(0, 0, 0)
+    ids = holder or sbus.Credentials(0, 0, 0)
     # A client that has the upward pattern may have it [CRED-13]
     is_held = may_use(one, ids, prefix, is_privileged=True)
     return is_held and may_hear(one, name, ids, prefix)
@@ -185,13 +185,13 @@ class Run:
         if len(published) != 1:
             return
         for c in due | {event[2] for event in reached}:
-            own = [event for event in reached if event[2] == c]
-            sends = sum(event[3] == "send" for event in own)
-            about = (own[-1][1] if own else n, m, publisher, c, key, 1)
+            heard = [event for event in reached if event[2] == c]
+            sends = sum(event[3] == "send" for event in heard)
+            about = (heard[-1][1] if heard else n, m, publisher, c, key, 1)
             is_over = is_stopped or c in self.closed
-            if not own and (is_over or m < self.latest.get(c, m)):
+            if not heard and (is_over or m < self.latest.get(c, m)):
                 yield "missing", *about
-            elif not own:
+            elif not heard:
                 lost[c].append((n, m))
             is_secret = key.startswith("!/cred/")
             is_known = c in self.opened or not is_secret
@@ -199,7 +199,7 @@ class Run:
                 yield "secret-leak" if is_secret else "unowed", *about
             if sends > 1:
                 yield "duplicate", *about
-            if len(own) > sends and (c not in due or len(own) > 1):
+            if len(heard) > sends and (c not in due or len(heard) > 1):
                 yield "bad-drop", *about
 
     def late(self) -> Iterator[Found]:
@@ -229,12 +229,12 @@ def chains(files: dict[str, list[Event]]) -> Iterator[list[str]]:
     """
     heads, ends = {}, {}
     for file, events in files.items():
-        told = [event for event in events if event]
-        if told and told[0]["ev"] != "start":
-            heads[file] = told[0]["n"] - 1
-        edges = [x["ev"] for x in told if x["ev"] in ("start", "stop")]
-        if told and edges[-1:] != ["stop"]:
-            ends[file] = told[-1]["n"]
+        known = [event for event in events if event]
+        if known and known[0]["ev"] != "start":
+            heads[file] = known[0]["n"] - 1
+        edges = [x["ev"] for x in known if x["ev"] in ("start", "stop")]
+        if known and edges[-1:] != ["stop"]:
+            ends[file] = known[-1]["n"]
     after = {}
     for file, n in heads.items():
         before = [end for end in ends if ends[end] == n]

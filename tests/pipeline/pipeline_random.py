@@ -63,8 +63,8 @@ class RandomBus:
         """Return a key or a pattern, now and then a secret one."""
         if self.chosen.random() < 0.8:
             return self.chosen.choice(public).encode("latin-1")
-        own = peer.wire.credentials._asdict()
-        text = self.chosen.choice(secret).format(**own)
+        ids = peer.wire.credentials._asdict()
+        text = self.chosen.choice(secret).format(**ids)
         # Now and then one for a bus above [CRED-13]
         is_upward = public is KEYS and self.chosen.random() < 0.3
         prefix = "" if is_upward else self.prefix
@@ -142,9 +142,9 @@ def spoil_once(events: list[Event], chosen: random.Random) -> None:
     """Change, move, remove, repeat or add an event."""
     at = chosen.randrange(len(events))
     kinds = chosen.choice([("send",), ("msg",), ("drop",), RARE, RARE, ENDS])
-    some = [i for i, event in enumerate(events) if event["ev"] in kinds]
-    if some:
-        at = chosen.choice(some)
+    candidates = [i for i, event in enumerate(events) if event["ev"] in kinds]
+    if candidates:
+        at = chosen.choice(candidates)
     event, other = events[at], chosen.choice(events)
     acts = ["remove", "repeat", "move", "swap", "give", "add", ""]
     act = chosen.choice([*acts, "n", "c", "m"])

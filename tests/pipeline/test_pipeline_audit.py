@@ -195,27 +195,27 @@ def breaches_in(folder: str, rows: Iterable[Any]) -> set[tuple[str, str]]:
 def test_two_auditors_name_the_same(audited: Audited) -> None:
     """In traces with and without breaches."""
     names = "breach", "file", "n", "m", "publisher", "c", "key", "messages"
-    found = Counter(tuple(row[x] for x in names) for row in audited.rows)
+    breaches = Counter(tuple(row[x] for x in names) for row in audited.rows)
     wanted = Counter(pipeline_oracle.audit(audited.files))
-    assert found - wanted == wanted - found == Counter()
+    assert breaches - wanted == wanted - breaches == Counter()
 
 
 def test_traces_on_paper(audited: Audited) -> None:
     """Each breach is found, and nothing else."""
-    found: dict[str, list[str]] = {path: [] for path in audited.paper}
+    by_file: dict[str, list[str]] = {path: [] for path in audited.paper}
     for row in audited.rows:
-        if row.file in found:
-            found[row.file] += [row.breach] * row.messages
+        if row.file in by_file:
+            by_file[row.file] += [row.breach] * row.messages
     for path, breaches in audited.paper.items():
-        assert Counter(found[path]) == Counter(breaches.split()), path
+        assert Counter(by_file[path]) == Counter(breaches.split()), path
 
 
 def test_traces_of_a_sound_server(audited: Audited) -> None:
     """Only a kill, and what it left undecided, is in them."""
-    found = breaches_in("plain", audited.rows)
-    assert {breach for _, breach in found} <= {"bad-trace", "undecided"}
-    killed = {name for name, breach in found if breach == "bad-trace"}
-    assert {name for name, _ in found} == killed
+    breaches = breaches_in("plain", audited.rows)
+    assert {breach for _, breach in breaches} <= {"bad-trace", "undecided"}
+    killed = {name for name, breach in breaches if breach == "bad-trace"}
+    assert {name for name, _ in breaches} == killed
     cut = {x for x in breaches_in("cut", audited.rows) if x[1] != "undecided"}
     assert cut == {(name, "bad-trace") for name in SPOILED}
 

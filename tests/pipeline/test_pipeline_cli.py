@@ -157,7 +157,7 @@ def test_what_cannot_work(
     (tmp_path / "full" / "day=2025-11-21").mkdir()
     foreign = tmp_path / "foreign"
     write_deltalake(str(foreign), pa.table({"id": [1]}))
-    for command, told in {
+    for command, message in {
         "audit @absent": "not there; `sbus.py --trace` writes one",
         "audit @empty": "empty",
         "audit @file": "file: this is no trace",
@@ -181,9 +181,9 @@ def test_what_cannot_work(
         where = command.replace("@", f"{tmp_path}/")
         status, _, errors = command_line(*where.split())
         assert status == 2, command
-        told = told.replace("@", f"{tmp_path}/")
+        message = message.replace("@", f"{tmp_path}/")
         lines = errors.splitlines()
-        assert len(lines) == 1 and told in errors, (command, lines)
+        assert len(lines) == 1 and message in errors, (command, lines)
     assert DeltaTable(str(foreign)).version() == 0
     assert not (foreign / "_quarantine").exists()
     assert not (tmp_path / "per%20cent").exists()

@@ -104,6 +104,6 @@ def test_spark_connect(traffic: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    counts, total, found = json.loads(done.stdout.splitlines()[-1])
+    counts, total, breaches = json.loads(done.stdout.splitlines()[-1])
     assert (counts, total) == ([300, 0], 300)
-    assert found == {"missing": 1, "unowed": 1}
+    assert breaches == {"missing": 1, "unowed": 1}

@@ -76,8 +76,8 @@ def test_what_stands_beside_a_line_changes_nothing() -> None:
     alone = {text: found_in(text) for text in LINES}
     chosen = random.Random(1)
     for _ in range(200):
-        some = chosen.choices([ONE, *LINES], [200, *[1] * len(LINES)], k=40)
-        assert found_in(*some) == [row for text in some for row in alone[text]]
+        lot = chosen.choices([ONE, *LINES], [200, *[1] * len(LINES)], k=40)
+        assert found_in(*lot) == [row for text in lot for row in alone[text]]
 
 
 def test_payloads_are_what_a_strict_decoder_takes() -> None:
@@ -86,9 +86,9 @@ def test_payloads_are_what_a_strict_decoder_takes() -> None:
     for _ in range(900):
         text = "".join(chosen.choices("Az9+/==- ", k=8))
         rows = found_in(*(line(size=n, data=text) for n in range(7)))
-        found = [row["payload"] for row in rows if not row["corrupt"]]
+        payloads = [row["payload"] for row in rows if not row["corrupt"]]
         wanted = [base64.b64decode(text)] if BASE64.fullmatch(text) else []
-        assert found == wanted, text
+        assert payloads == wanted, text
 
 
 def test_a_message_has_the_columns() -> None:

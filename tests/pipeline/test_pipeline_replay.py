@@ -35,13 +35,13 @@ def table_of(bed: Bed, *rows: str) -> str:
 
 def test_messages_come_in_order(hearer: Client, bed: Bed) -> None:
     """By time and host, but a recorder's by number; secrets are keys."""
-    own = hearer.whoami()
+    ids = hearer.whoami()
     table = table_of(
         bed,
         "100000.000001 h r 1 é g", "100000 h r 10 B f",
         "100000 h r 9 k/a/b e", "100000 h q 11 k/é d",
         "100000 g r 12 k/ c", "1 z z 13 B b",
-        f"0 z z 14 !/cred/{own.gid}/{own.uid}/{own.pid}/x a",
+        f"0 z z 14 !/cred/{ids.gid}/{ids.uid}/{ids.pid}/x a",
     )  # fmt: skip
     for patterns, wanted in (
         ((), b"bacdgef"),

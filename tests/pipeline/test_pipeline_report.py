@@ -46,8 +46,8 @@ def random_rows() -> list[dict[str, Any]]:
 
 def table(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
     """Return messages as read_table does."""
-    found = spark.createDataFrame(rows, COLUMNS)
-    return found.withColumn("time", F.timestamp_micros("t")).drop("t")
+    messages = spark.createDataFrame(rows, COLUMNS)
+    return messages.withColumn("time", F.timestamp_micros("t")).drop("t")
 
 
 def volumes(rows: list[dict[str, Any]], by: str) -> dict[Any, tuple[int, int]]:
@@ -106,12 +106,12 @@ def test_numbers_that_are_missing_are_lost(numbers: dict[str, Any]) -> None:
 def test_rows_that_are_no_messages_are_not_lost(spark: SparkSession) -> None:
     """Those that were erased, and those of other keys."""
     rows: list[dict[str, Any]] = random_rows()
-    some = [row for row in rows if row["key"] == EVIL]
-    for row in some[::3]:
+    erasable = [row for row in rows if row["key"] == EVIL]
+    for row in erasable[::3]:
         row["key"] = None
     chosen = [row for row in rows if row["key"] == EVIL]
     numbers = sbus_spark.summarize(table(spark, rows), [EVIL])
-    assert numbers["totals"]["messages"] == len(chosen) < len(some)
+    assert numbers["totals"]["messages"] == len(chosen) < len(erasable)
     assert [row["key"] for row in numbers["keys"]] == [EVIL]
     times = sum(row["messages"] for row in numbers["times"])
     assert times == len(chosen) and numbers["keys_total"] == 1

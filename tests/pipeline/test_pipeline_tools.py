@@ -251,8 +251,8 @@ def test_segments_in_any_order(bed: Bed) -> None:
         for n in numbers:
             bed.write(f"R-{n:06}.jsonl", capture_line(n))
         status, _, errors = bed.run("ingest --clean")
-        told = f"sbus-spark: R: missing: segment {gaps}\n" if gaps else ""
-        assert (status, errors) == (1 if gaps else 0, told)
+        message = f"sbus-spark: R: missing: segment {gaps}\n" if gaps else ""
+        assert (status, errors) == (1 if gaps else 0, message)
     assert bed.run("ingest --clean")[0] == 0
     assert not [*bed.capture.iterdir()]
     assert [n for _, n in bed.show()] == [1, 2, 3, 4, 5]

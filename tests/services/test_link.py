@@ -577,16 +577,16 @@ def test_upper_end(site: Site, above: socket.socket) -> None:
     liar.send(b"sbus-link 1 upper - !/cred/1/2/3 sbus/bridge/p")
     greeting = b"sbus-link 1 lower - !/cred/1/2/3 "
     assert liar.receive().startswith(greeting)
-    own = b"!/cred/1/2/3/" + US + b"/x"
-    with site.client("l", "", own.decode()) as bus:
-        for key in own, b"no", b"!/cred/7/7/7/x", b"up":
+    secret = b"!/cred/1/2/3/" + US + b"/x"
+    with site.client("l", "", secret.decode()) as bus:
+        for key in secret, b"no", b"!/cred/7/7/7/x", b"up":
             bus.publish(key, b"")
         assert liar.receive() == b"MSG !/cred/7/7/7/x\0"
         assert liar.receive() == b"MSG up\0"
         heard(bus, 3)
-        keys = b"no", b"!/cred/7/7/7/x", own, b"down"
+        keys = b"no", b"!/cred/7/7/7/x", secret, b"down"
         liar.send(*(b"MSG %b\0v" % key for key in keys))
-        assert heard(bus, 2) == [(own, b"v"), (b"down", b"v")]
+        assert heard(bus, 2) == [(secret, b"v"), (b"down", b"v")]
         liar.send(b"SUB ")
         site.wait_for_log("l.link", "it sent 'SUB '")
 

@@ -616,9 +616,9 @@ def test_workers_are_on_the_brokers_bus(
     client: Client, worker: Worker
 ) -> None:
     """A number of the broker's user may be another user's elsewhere."""
-    own = client.whoami().path
-    client.subscribe(own + b"/")
-    below = own + b"/!/cred/0/%d/1/x" % os.getuid()
+    path = client.whoami().path
+    client.subscribe(path + b"/")
+    below = path + b"/!/cred/0/%d/1/x" % os.getuid()
     client.publish("queue/q", below + b"\0")
     key, _ = client.receive(SECONDS_MAX)
     assert key == below + b"/failed"
@@ -634,12 +634,12 @@ def test_strangers_store_and_never_take(directory: Path) -> None:
         Broker(bus),
         bus.connect(1234, 1234) as peer,
     ):
-        own = peer.path
-        peer.send(b"SUB " + own + b"/")
-        for key in (own + b"/x", own + b"/!/cred/0/0/1/x"):
+        path = peer.path
+        peer.send(b"SUB " + path + b"/")
+        for key in (path + b"/x", path + b"/!/cred/0/0/1/x"):
             peer.send(b"MSG queue/q\0" + key + b"\0")
             assert peer.receive().startswith(b"MSG " + key + b"/failed\0")
-        peer.send(b"MSG jobs/x\0" + own + b"/x\0")
+        peer.send(b"MSG jobs/x\0" + path + b"/x\0")
         assert peer.receive().endswith(b"\0001")
 
 
