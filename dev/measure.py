@@ -27,9 +27,9 @@ CODE = {
     # It is to have 1,300, which would cost the completion of shells
     "tools/*.py": 1_336,
     # It is to have 290
-    "services/link.py": 416,
+    "services/link.py": 410,
     # They are to have 340
-    "services/broker.py services/store.py services/work.py": 488,
+    "services/[!l_]*.py": 513,
     # It is to have 4,300, which would cost a kind of check
     "spec/**/*.py": 4_484,
     "spec/model.py": 475,
@@ -41,7 +41,7 @@ CODE = {
     # It is to have 1,500, which would cost the checks of chapter 5
     "simulated/*.py": 1_580,
     # They are to have 10,800: some folders have not been measured by mutants
-    "tests/**/*.py test_sbus.py": 14_234,
+    "tests/**/*.py test_sbus.py": 14_275,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
     # It is to have 1,950, which would cost the gallery of mistakes; 39 lines

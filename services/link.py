@@ -46,9 +46,8 @@ from typing import Any
 import sbus_client
 from sbus_client import SECRET, Client, Message, PacketError, SbusError
 
-from . import shared
+from . import shared, signals
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBES = b"sbus/bridge/"  # as `sbus bridge` has them: each bus carries these
 NOBODY = b"!/cred/0/0/0"  # the prefix before any link: no process is 0
 PARENT = "SBUS_LINK"  # in a server's environment: the link's process
@@ -199,11 +198,9 @@ class Session:
             for work in (self.send_all, self.receive_all)
         ]
         try:
-            # A signal in another thread would not end the wait of this one
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            for lane in lanes:
-                lane.start()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            with signals.held():
+                for lane in lanes:
+                    lane.start()
             for lane in lanes:
                 lane.join()
         finally:
@@ -301,7 +298,7 @@ class End:
 
     def run(self) -> None:
         """Serve streams until a signal comes."""
-        for number in SIGNALS:
+        for number in signals.STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN:  # by nohup
                 signal.signal(number, self.obey)
         wires = self.listen() if self.is_upper else self.dial()
@@ -455,19 +452,13 @@ class End:
         while True:
             last = self.session
             ours, theirs = socket.socketpair()
-            with ours:
-                with theirs:
-                    # In a session of its own, as Ctrl-C is for the link alone
-                    popen_options: Any = {"stdin": theirs, "stdout": theirs}
-                    popen_options["start_new_session"] = True
-                    child = subprocess.Popen(
-                        self.options.through, **popen_options
-                    )
-                try:
-                    yield ours
-                finally:
-                    ours.close()
-                    self.end_command(child)
+            words = self.options.through
+            streams = {"stdin": theirs, "stdout": theirs}
+            with ours, contextlib.ExitStack() as ending:
+                with theirs, signals.starting(words, **streams) as child:
+                    ending.callback(self.end_command, child)
+                    ending.enter_context(ours)  # which is closed first
+                yield ours
 
             self.server.run_below(self.prefix)  # also without a link
             if self.session is not last:  # it was a good one
@@ -521,10 +512,10 @@ class Server:
         words = [*self.options.server, "-r", "--cred-prefix", prefix.decode()]
         if "address" in self.options:
             words += ["-a", self.options.address]
-        # In a session of its own, as Ctrl-C is for the link alone
-        options: Any = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        options: Any = {"stdin": subprocess.DEVNULL}
         options["env"] = {**os.environ, PARENT: str(os.getpid())}
-        self.process = subprocess.Popen(words, **options)
+        with signals.starting(words, **options) as process:
+            self.process = process
         self.prefix = prefix
         address = getattr(self.options, "address", None)
         end = sbus_client.end_of(shared.ANSWER_SECONDS)

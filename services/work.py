@@ -20,7 +20,7 @@ from sbus_client import (
     TimedOut,
 )
 
-from . import json_lines, shared
+from . import json_lines, shared, signals
 
 FIND_SECONDS = 1.0  # in which a broker is to say that it serves a queue
 TAKE_SECONDS = 3  # for which a worker waits; less than for an answer
@@ -178,8 +178,8 @@ class Worker:
             self.insist(b"back/" + lease, b"its worker ends")
             return b""
 
-        self.process = self.start(key, lease, payload)
-        status = self.wait(self.process, lease, lease_seconds)
+        process = self.start(key, lease, payload)
+        status = self.wait(process, lease, lease_seconds)
         self.process = None
         if status == 0:
             return lease
@@ -188,7 +188,7 @@ class Worker:
         return b""
 
     def start(self, key: bytes, lease: bytes, payload: bytes) -> Command:
-        """Return the command, with a job."""
+        """Start the command, with a job; return it."""
         import tempfile  # which a small Python lacks
 
         environment = {**os.environb, b"SBUS_KEY": key, b"SBUS_JOB": lease}
@@ -196,11 +196,10 @@ class Worker:
         with tempfile.TemporaryFile() as file:
             file.write(payload)
             file.seek(0)
-            # In a session of its own, as signals for a group of processes,
-            # such as Ctrl-C, are for the worker alone
-            return Popen(
-                self.words, stdin=file, env=environment, start_new_session=True
-            )
+            options = {"stdin": file, "env": environment}
+            with signals.starting(self.words, **options) as process:
+                self.process = process
+        return process
 
     def wait(
         self, process: Command, lease: bytes, lease_seconds: float

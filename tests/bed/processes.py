@@ -54,6 +54,31 @@ def leave_nothing() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+SIGNALLED = """\
+import os, signal, subprocess
+
+class Popen(subprocess.Popen):
+    def __init__(self, words, **options):
+        super().__init__(words, **options)
+        if "{word}" in words:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+"""
+
+
+def signalled_as_it_starts(directory: Path, word: str) -> dict[str, str]:
+    """Return the environment of a program that two signals reach early.
+
+    They come when it has started a process whose command has such a word, and
+    does not know of it yet.
+    """
+    text = SIGNALLED.replace("{word}", word)
+    (directory / "sitecustomize.py").write_text(text, "utf-8")
+    return {**ENVIRONMENT, "PYTHONPATH": str(directory)}
+
+
 class Result(NamedTuple):
     """How a command ended, and what it printed."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from client_ends import beside
-from processes import ROOT, SECONDS_MAX, run
+from processes import ROOT, SECONDS_MAX, run, signalled_as_it_starts
 from real_bus import wait_for
 from sbus_client import Client, parse_request
 from sizes import SOAK, either
@@ -356,6 +356,24 @@ def test_a_server_that_does_not_start(site: Site) -> None:
     site.wait_for_log("l.link", "its server's status: 1")
     site.processes["l.link"].terminate()
     assert site.processes["l.link"].wait(SECONDS_MAX) == 0
+
+
+@pytest.mark.parametrize("word", ["through", "--cred-prefix"])
+def test_signals_while_a_process_starts(
+    site: Site, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """The link ends what it has just started, a command or a server."""
+    site.bus("m")
+    site.upper("m", "up")
+    through = f"{RELAY} {site.at('up')}"
+    if word == "through":
+        wait = "import time; time.sleep(1000)"
+        through = f"{PYTHON} -c '{wait}' through {site.at('l')}"
+    environment = signalled_as_it_starts(site.directory, word)
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    site.lower_by("l", through, SBUSD, "")
+    assert site.processes["l.link"].wait(SECONDS_MAX) == 0
+    assert not site.pids(f".*{site.at('l')}")
 
 
 @SOAK

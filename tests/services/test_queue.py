@@ -29,6 +29,7 @@ from processes import (
     SECONDS_MAX,
     child_process,
     outcome,
+    signalled_as_it_starts,
     started,
 )
 from real_bus import RealBus, needs_root, wait_for
@@ -323,6 +324,18 @@ def test_a_worker_that_is_told_to_leave(
             assert outcome(process) == (0, "", "")
         states = worker.counts()
         assert sum(states.values()) == 2 and "held" not in states
+
+
+def test_signals_while_a_command_starts(
+    bus: RealBus, client: Client, directory: Path
+) -> None:
+    """The second one ends it: a worker knows of what it has started."""
+    with Broker(bus, "--retry-seconds", "60"):
+        store_job(client)
+        environment = signalled_as_it_starts(directory, "sleep")
+        words = ("work", "q", "sleep", "1000")
+        with started(bus.path, *words, env=environment) as process:
+            assert outcome(process).errors == "sbus: job 1.1: status -15\n"
 
 
 def test_a_command_goes_on_without_a_broker(
