@@ -210,20 +210,20 @@ def server(command: Sequence[str]) -> Iterator[Running]:
         os.chmod(where, 0o755)
         bus, log = f"{where}/bus", Path(where, "log")
         words = [word.replace("{address}", bus) for word in command]
-        with log.open("wb") as errors, started(words, stderr=errors) as sbusd:
+        with log.open("wb") as errors, started(words, stderr=errors) as peer:
             try:
-                wait_until_it_listens(bus, sbusd)
-                yield Running(bus, [sbusd.pid])
+                wait_until_it_listens(bus, peer)
+                yield Running(bus, [peer.pid])
             finally:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    status = sbusd.wait(0.1)  # it may be about to end
+                    status = peer.wait(0.1)  # it may be about to end
                     raise failure("the server", status, log.read_bytes())
 
 
-def wait_until_it_listens(address: str, bus: subprocess.Popen[bytes]) -> None:
+def wait_until_it_listens(address: str, peer: subprocess.Popen[bytes]) -> None:
     """Return once a server listens.  Raises: BenchError."""
     end = time.monotonic() + START_SECONDS_MAX
-    while bus.poll() is None and time.monotonic() < end:
+    while peer.poll() is None and time.monotonic() < end:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
             if not wire.connect_ex(address):
                 return
@@ -287,8 +287,8 @@ def print_table(
             status = 1
             continue
         ours, *_ = samples.values()
-        for side, theirs in samples.items():
-            cells = (cell(figure, theirs, ours) for figure in figures)
+        for side, timed in samples.items():
+            cells = (cell(figure, timed, ours) for figure in figures)
             print_row([case, about, side, *cells])
     return status
 
@@ -302,15 +302,15 @@ def measure(sides: Sides, rounds: int) -> dict[str, list[Sample]]:
     return samples
 
 
-def cell(figure: str, theirs: list[Sample], ours: list[Sample]) -> str:
+def cell(figure: str, timed: list[Sample], ours: list[Sample]) -> str:
     """Return the median of a figure, and the ratio of ours to it."""
-    if figure not in theirs[0]:
+    if figure not in timed[0]:
         return ""
-    median = statistics.median(sample[figure] for sample in theirs)
+    median = statistics.median(sample[figure] for sample in timed)
     text = f"{median:,.0f}" if median >= 1_000 else f"{median:.3g}"
-    if theirs is ours or not all(sample[figure] for sample in theirs):
+    if timed is ours or not all(sample[figure] for sample in timed):
         return text
-    pairs = zip(ours, theirs)
+    pairs = zip(ours, timed)
     ratio = statistics.median(a[figure] / b[figure] for a, b in pairs)
     return f"{text} ({ratio:.2f})"
 

@@ -108,8 +108,8 @@ def choices(name: str) -> list[tuple[str, list[str]]]:
             if talk.options or len(lines) > LINES_MAX:
                 continue
             with contextlib.suppress(ValueError):  # bytes that no line has
-                kind = bad if wrong_of(lines) else good
-                kind.setdefault(block_of(case), lines)
+                side = bad if wrong_of(lines) else good
+                side.setdefault(block_of(case), lines)
             if bad and len({*good} - {*bad}) > 1:
                 break
     good = {block: lines for block, lines in good.items() if block not in bad}

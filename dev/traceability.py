@@ -267,8 +267,8 @@ def matrix() -> str:
     code, shown, tests = code_by_rule(), shown_by_rule(), tests_by_rule()
     lines = []
     for name, rule in read_rules().items():
-        names = few(shown[name]) or "kept by programs that use a client"
-        cells = (name, rule.level, rule.origin, few(code[name]), names)
+        proof = few(shown[name]) or "kept by programs that use a client"
+        cells = (name, rule.level, rule.origin, few(code[name]), proof)
         lines.append(f"| {' | '.join(cells)} | {few(tests[name])} |\n")
     return MATRIX + "".join(lines)
 

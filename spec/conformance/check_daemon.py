@@ -28,10 +28,10 @@ def daemon(
         words = ["a daemon is started with", "-p", pid_file, *options]
         trial.say(" ".join(words))
         server.launch(more.pop("path", ""), *words[1:], **more)
-        end = server.await_status(server.start_seconds_max)
-        if end == 2 and not trial.server.has_word("-f", "--foreground"):
+        actual = server.await_status(server.start_seconds_max)
+        if actual == 2 and not trial.server.has_word("-f", "--foreground"):
             raise NotApplicable("its command has no word -f to leave out")
-        require(end == status, f"its command ends with status {end}")
+        require(actual == status, f"its command ends with status {actual}")
         yield server
 
 

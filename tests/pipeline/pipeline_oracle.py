@@ -185,13 +185,13 @@ class Run:
         if len(published) != 1:
             return
         for c in due | {event[2] for event in reached}:
-            heard = [event for event in reached if event[2] == c]
-            sends = sum(event[3] == "send" for event in heard)
-            about = (heard[-1][1] if heard else n, m, publisher, c, key, 1)
+            ends = [event for event in reached if event[2] == c]
+            sends = sum(event[3] == "send" for event in ends)
+            about = (ends[-1][1] if ends else n, m, publisher, c, key, 1)
             is_over = is_stopped or c in self.closed
-            if not heard and (is_over or m < self.latest.get(c, m)):
+            if not ends and (is_over or m < self.latest.get(c, m)):
                 yield "missing", *about
-            elif not heard:
+            elif not ends:
                 lost[c].append((n, m))
             is_secret = key.startswith("!/cred/")
             is_known = c in self.opened or not is_secret
@@ -199,7 +199,7 @@ class Run:
                 yield "secret-leak" if is_secret else "unowed", *about
             if sends > 1:
                 yield "duplicate", *about
-            if len(heard) > sends and (c not in due or len(heard) > 1):
+            if len(ends) > sends and (c not in due or len(ends) > 1):
                 yield "bad-drop", *about
 
     def late(self) -> Iterator[Found]:
