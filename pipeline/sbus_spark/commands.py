@@ -165,8 +165,11 @@ def run_report(options: argparse.Namespace) -> int:
         output.write_text(page, "utf-8")
     else:  # whoever reads it sees all of it, or the one before
         hidden = output.with_name(f".{output.name}.{os.getpid()}")
-        hidden.write_text(page, "utf-8")
-        hidden.replace(output)
+        try:
+            hidden.write_text(page, "utf-8")
+            hidden.replace(output)
+        finally:
+            hidden.unlink(missing_ok=True)
     print(f"the report is {output}")
     return 0
 

@@ -38,6 +38,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -108,9 +109,14 @@ class Known:
             "runs": self.runs,
         }
         files, hidden = files_at(self._where), f"{NOTES}.{os.getpid()}.new"
-        with files.open_output_stream(hidden) as file:
-            file.write(json.dumps(notes).encode())
-        files.move(hidden, NOTES)
+        try:
+            with files.open_output_stream(hidden) as file:
+                file.write(json.dumps(notes).encode())
+            files.move(hidden, NOTES)
+        except BaseException:
+            with suppress(OSError):
+                files.delete_file(hidden)
+            raise
 
     def has(self, segment: Segment) -> bool:
         """Return whether a segment is as long as when it was read."""

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -116,6 +117,15 @@ def test_of_a_table(spark: SparkSession, tmp_path: Path) -> None:
     numbers = json.loads(output)
     assert numbers["totals"]["messages"] == len(lines)
     assert [x["key"] for x in numbers["keys"]] == ["k/1"]
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))  # full
+    try:
+        done = command_line("report", table, *hour, "-o", tmp_path / "page")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done[0] == 2 and "File too large" in done[2]
+    assert not [*tmp_path.glob(".page*")]
 
 
 # ---- One line says what was wrong, and what would be right

@@ -209,6 +209,17 @@ def test_a_restore_before_notes_are_written(
     assert bed.ingest() == 20
 
 
+def test_notes_that_cannot_be_written(bed: Bed) -> None:
+    """Nothing of them stays, and the next run makes it good."""
+    lose_notes(bed)
+    (bed.table / tables.NOTES / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        bed.add(3)
+    assert not [*bed.table.glob("*.new")]
+    shutil.rmtree(bed.table / tables.NOTES)
+    assert bed.ingest() == 0 and bed.opened().count() == 30
+
+
 def test_another_size_is_another_segment(bed: Bed) -> None:
     """It is looked at; one that became smaller is named."""
     path = bed.capture / "h_1_R-000001.jsonl"
