@@ -25,23 +25,23 @@ CODE = {
     # It is to have 1,100
     "sbus_client.py": 1_254,
     # It is to have 1,300, which would cost the completion of shells
-    "tools/*.py": 1_336,
+    "tools/*.py": 1_346,
     # It is to have 290
-    "services/link.py": 410,
+    "services/link.py": 421,
     # They are to have 340
-    "services/[!l_]*.py": 513,
+    "services/[!l_]*.py": 514,
     # It is to have 4,300, which would cost a kind of check
     "spec/**/*.py": 4_484,
     "spec/model.py": 475,
     # It is to have 2,100, which would cost features: the archive of Spark's
     # classes has 20 lines, metrics and what is told of errors 30, what refuses
     # or outlives other tools' tables some 50, the order of a recorder 20
-    "pipeline/**/*.py": 2_293,
+    "pipeline/**/*.py": 2_302,
     "pipeline/**/*.sql": 260,
     # It is to have 1,500, which would cost the checks of chapter 5
     "simulated/*.py": 1_580,
     # They are to have 10,800: some folders have not been measured by mutants
-    "tests/**/*.py test_sbus.py": 14_275,
+    "tests/**/*.py test_sbus.py": 14_316,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
     # It is to have 1,950, which would cost the gallery of mistakes; 39 lines

@@ -430,21 +430,23 @@ class End:
         path = self.options.listen
         remove_stale(path)
         os.umask(0o177)
-        with socket.socket(socket.AF_UNIX) as listener:
-            try:
-                listener.bind(path)
-            except OSError as error:
-                raise SbusError(f"{path}: {error.strerror or error}") from None
-            try:
-                listener.listen(1)  # the next stream waits for the last one
-                while True:
-                    with self.idle():
-                        wire, _ = listener.accept()
-                    with wire:
-                        yield wire
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+        with (
+            socket.socket(socket.AF_UNIX) as listener,
+            contextlib.ExitStack() as ending,
+        ):
+            with signals.held():
+                try:
+                    listener.bind(path)
+                except OSError as error:
+                    text = f"{path}: {error.strerror or error}"
+                    raise SbusError(text) from None
+                ending.callback(remove, path)
+            listener.listen(1)  # the next stream waits for the last one
+            while True:
+                with self.idle():
+                    wire, _ = listener.accept()
+                with wire:
+                    yield wire
 
     def dial(self) -> Generator[socket.socket, None, None]:
         """Yield what is at a command's standard streams; run it again."""
@@ -456,7 +458,7 @@ class End:
             streams = {"stdin": theirs, "stdout": theirs}
             with ours, contextlib.ExitStack() as ending:
                 with theirs, signals.starting(words, **streams) as child:
-                    ending.callback(self.end_command, child)
+                    ending.callback(self.end_command, child, last)
                     ending.enter_context(ours)  # which is closed first
                 yield ours
 
@@ -467,19 +469,34 @@ class End:
                 time.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
             tries += 1
 
-    def end_command(self, child: subprocess.Popen[bytes]) -> None:
-        """Let a command pass on what it has, and end it."""
-        has_left = self.session and len(self.session.byes) == 2
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(PATIENCE_SECONDS if has_left else PASS_SECONDS)
-        child.kill()
-        child.wait()
+    def end_command(
+        self, child: subprocess.Popen[bytes], last: Session | None
+    ) -> None:
+        """Let a command pass on what it has, and end it.
+
+        If there was no session since the last one, it has little.
+        """
+        session = self.session if self.session is not last else None
+        has_left = session and len(session.byes) == 2
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(PATIENCE_SECONDS if has_left else PASS_SECONDS)
+        finally:  # also at another signal
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
 
 
 @functools.lru_cache(4_096)  # keys come again and again
 def selects(patterns: tuple[bytes, ...], key: bytes) -> bool:
     """Return whether one of several patterns selects a key."""
     return any(sbus_client.matches(pattern, key) for pattern in patterns)
+
+
+def remove(path: str) -> None:
+    """Remove a socket, unless it has gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def remove_stale(path: str) -> None:

@@ -19,8 +19,9 @@ def held() -> Iterator[set[int]]:
     A thread that starts meanwhile never takes one: the wait of the main
     thread would go on.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:  # a handler may raise as the mask is set
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

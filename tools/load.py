@@ -114,13 +114,24 @@ def start(
     return list(children)[-count:]
 
 
+def leave(number: int, _: object) -> NoReturn:
+    """End this process, but only once: nothing disturbs the end."""
+    for other in SIGNALS:
+        signal.signal(other, lambda *_: None)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
 def end(children: Children) -> None:
     """End all processes that were started, whatever signals come."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    for pipe, pid in children.items():
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        pipe.close()
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    finally:  # a handler may raise as the mask is set
+        for pipe, pid in children.items():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pipe.close()
 
 
 def report_from(pipe: BinaryIO) -> Any:
@@ -165,7 +176,9 @@ def load(options: Options) -> None:
     options.secret = os.urandom(SECRET_BYTES)
     options.seconds = options.seconds or (math.inf if options.count else 5)
     options.timeout = shared.ANSWER_SECONDS
-    signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
+    for which in SIGNALS:
+        if signal.getsignal(which) != signal.SIG_IGN:
+            signal.signal(which, leave)
     children: Children = {}
     with shared.open_bus(options) as bus:  # or say why there is none
         try:

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commands import sbus
-from processes import outcome, started
+from processes import ENVIRONMENT, outcome, signalled_at, started
 from real_bus import RealBus, wait_for
 
 # ---- load: publishers and subscribers, and what they find
@@ -86,6 +87,14 @@ def test_signal(bus: RealBus, number: int, status: int) -> None:
         wait_for_message(bus)
         os.killpg(command.pid, number)
         assert outcome(command) == (status, "", "")
+
+
+def test_signals_while_it_starts(bus: RealBus, directory: Path) -> None:
+    """Two of them end all processes as well."""
+    path = signalled_at(directory, "os.fork")
+    environment = {**ENVIRONMENT, "PYTHONPATH": path}
+    with started(bus.path, "load", env=environment) as command:
+        assert outcome(command) == (130, "", "")
 
 
 def test_bus_that_ends(bus: RealBus) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from client_ends import beside
-from processes import ROOT, SECONDS_MAX, run, signalled_as_it_starts
+from processes import ROOT, SECONDS_MAX, run, signalled_at
 from real_bus import wait_for
 from sbus_client import Client, parse_request
 from sizes import SOAK, either
@@ -358,22 +358,36 @@ def test_a_server_that_does_not_start(site: Site) -> None:
     assert site.processes["l.link"].wait(SECONDS_MAX) == 0
 
 
-@pytest.mark.parametrize("word", ["through", "--cred-prefix"])
-def test_signals_while_a_process_starts(
-    site: Site, monkeypatch: pytest.MonkeyPatch, word: str
+@pytest.mark.parametrize(
+    ("place", "word"),
+    [
+        ("subprocess.Popen.__init__", "echo"),
+        ("subprocess.Popen.__init__", "--cred-prefix"),
+        ("subprocess.Popen.wait", "echo"),
+        ("socket.socket.bind", "up"),
+    ],
+)
+def test_signals_at_any_moment(
+    site: Site, monkeypatch: pytest.MonkeyPatch, place: str, word: str
 ) -> None:
-    """The link ends what it has just started, a command or a server."""
+    """The link ends what it has just started or made, or is about to end."""
     site.bus("m")
-    site.upper("m", "up")
-    through = f"{RELAY} {site.at('up')}"
-    if word == "through":
-        wait = "import time; time.sleep(1000)"
-        through = f"{PYTHON} -c '{wait}' through {site.at('l')}"
-    environment = signalled_as_it_starts(site.directory, word)
-    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-    site.lower_by("l", through, SBUSD, "")
-    assert site.processes["l.link"].wait(SECONDS_MAX) == 0
+    end = f"{LINK} {site.at('m')} --listen {site.at('up')}"
+    if word != "up":
+        site.upper("m", "up")
+        through = f"{RELAY} {site.at('up')}"
+        if word == "echo":
+            # The other end is no link, and its command starts another one
+            wait = f"{PYTHON} -c 'import time; time.sleep(1000)'"
+            script = f"echo; {wait} {site.at('l')}; echo"
+            through = shlex.join(["sh", "-c", script])
+        commands = "--through", through, "--server", SBUSD
+        end = f"{LINK} {site.at('l')} {shlex.join(commands)}"
+    path = signalled_at(site.directory, place, word)
+    monkeypatch.setenv("PYTHONPATH", path)
+    assert site.start("link", end).wait(SECONDS_MAX) == 0
     assert not site.pids(f".*{site.at('l')}")
+    assert os.path.exists(site.at("up")) == (word != "up")
 
 
 @SOAK

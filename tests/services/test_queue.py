@@ -29,7 +29,7 @@ from processes import (
     SECONDS_MAX,
     child_process,
     outcome,
-    signalled_as_it_starts,
+    signalled_at,
     started,
 )
 from real_bus import RealBus, needs_root, wait_for
@@ -332,7 +332,8 @@ def test_signals_while_a_command_starts(
     """The second one ends it: a worker knows of what it has started."""
     with Broker(bus, "--retry-seconds", "60"):
         store_job(client)
-        environment = signalled_as_it_starts(directory, "sleep")
+        path = signalled_at(directory, "subprocess.Popen.__init__")
+        environment = {**ENVIRONMENT, "PYTHONPATH": path}
         words = ("work", "q", "sleep", "1000")
         with started(bus.path, *words, env=environment) as process:
             assert outcome(process).errors == "sbus: job 1.1: status -15\n"
