@@ -140,12 +140,15 @@ class Recorder:
         shared.note(f"recovered {os.path.basename(hidden)[1:]}")
 
     def __exit__(self, *_: object) -> None:
-        """Keep the last segment."""
+        """Keep the last segment, without a helper.
+
+        Python may be ending by now, and some then start no thread.
+        """
         try:
-            if self._segment:
-                self.end_segment()
             if self._keeping:
                 self._keeping.wait()
+            if self._segment:
+                self._segment.keep(self._folder)
         finally:
             os.close(self._lock)
             os.close(self._folder)
