@@ -239,6 +239,8 @@ def test_interrupted_before_it_begins(
     directory: Path, program: str, module: str
 ) -> None:
     """Ctrl-C ends a command that still loads its modules without a word."""
+    if module == "enum" and sys.version_info < (3, 10):
+        pytest.skip("this Python has loaded it before any command")
     for name in "tools", "sbus_client.py":
         (directory / name).symlink_to(ROOT / name)
     slow = f"import os\nos.kill(os.getpid(), {signal.SIGINT:d})\n"

@@ -63,6 +63,7 @@ def interrupted(moment: int, handler: Callable[[], None]) -> Iterator[None]:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # 3.12 looks only here at first
     sys.settrace(trace)
     try:
         yield
@@ -323,7 +324,7 @@ def test_fork_at_any_moment(name: str) -> None:
         if not children:
             break
         assert os.waitpid(children[0], 0)[1] == 0
-    assert moment > 300
+    assert moment > 200
 
 
 def test_fork_while_a_call_waits() -> None:
