@@ -41,7 +41,7 @@ CODE = {
     # It is to have 1,500, which would cost the checks of chapter 5
     "simulated/*.py": 1_580,
     # They are to have 10,800: some folders have not been measured by mutants
-    "tests/**/*.py test_sbus.py": 14_322,
+    "tests/**/*.py test_sbus.py": 14_325,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
     # It is to have 1,950, which would cost the gallery of mistakes; 39 lines

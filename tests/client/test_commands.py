@@ -414,9 +414,10 @@ def test_failures_of_reply(bus: RealBus) -> None:
 
 def test_no_command(bus: RealBus) -> None:
     """An asker learns that there is no program of this name."""
-    with ready(bus.path, "reply", "k", "no-such-program") as process:
+    # A place on PATH may be one that this user cannot look at
+    with ready(bus.path, "reply", "k", "/no/such-program") as process:
         done = sbus(bus.path, "request", "-t99", "k", "x")
-        text = "[Errno 2] No such file or directory: 'no-such-program'"
+        text = "[Errno 2] No such file or directory: '/no/such-program'"
         assert done == (1, "", f"sbus: {text}\n")
         process.terminate()
         assert outcome(process).errors == f"sbus: k fails: {text}\n"
