@@ -1,8 +1,8 @@
 """Services: programs over the bus, for what the protocol leaves to others.
 
-Each file is a command of `sbus`, as those of tools/ are, and imports nothing
-but the standard library, sbus_client.py, and what the commands share.
-Installed, this package is `sbus_services`, beside `sbus_tools`.
+A file is a command of `sbus`, as those of tools/ are, or a part of some.  It
+imports nothing but the standard library, sbus_client.py, and what the commands
+share.  Installed, this package is `sbus_services`, beside `sbus_tools`.
 """
 
 from typing import TYPE_CHECKING

@@ -476,8 +476,8 @@ class End:
 
         If there was no session since the last one, it has little.
         """
-        session = self.session if self.session is not last else None
-        has_left = session and len(session.byes) == 2
+        session = self.session
+        has_left = session and session is not last and len(session.byes) == 2
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(PATIENCE_SECONDS if has_left else PASS_SECONDS)

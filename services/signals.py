@@ -31,10 +31,11 @@ def held() -> Iterator[set[int]]:
 def starting(words: Sequence[str], **options: Any) -> Iterator[Popen[bytes]]:
     """Start a process; no signal comes before the block has noted it.
 
-    A handler that ran earlier would leave the process behind.  It has a
-    session of its own, as Ctrl-C is for the service alone.
+    A handler that ran earlier would leave the process behind.  The process
+    has a session of its own, as Ctrl-C is for the service alone.
     """
     with held() as before:
+        # Signals do not wait in the process, which has the mask of this one
         release = functools.partial(
             signal.pthread_sigmask, signal.SIG_SETMASK, before
         )

@@ -176,9 +176,9 @@ def load(options: Options) -> None:
     options.secret = os.urandom(SECRET_BYTES)
     options.seconds = options.seconds or (math.inf if options.count else 5)
     options.timeout = shared.ANSWER_SECONDS
-    for which in SIGNALS:
-        if signal.getsignal(which) != signal.SIG_IGN:
-            signal.signal(which, leave)
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, leave)
     children: Children = {}
     with shared.open_bus(options) as bus:  # or say why there is none
         try:

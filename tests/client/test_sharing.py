@@ -63,7 +63,8 @@ def interrupted(moment: int, handler: Callable[[], None]) -> Iterator[None]:
         return trace
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # 3.12 looks only here at first
+    # Python 3.12 counts instructions only if a frame asked for it before
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         yield

@@ -146,7 +146,7 @@ def test_trace_on_a_full_disk(directory: Path) -> None:
         resource.prlimit(*limit, (2_000, former[1]))
         peer.send(*[b"SUB %d" % number for number in range(50)])
         assert peer.fence() == []
-        resource.prlimit(*limit, former)  # as what measures it may write
+        resource.prlimit(*limit, former)  # so coverage is kept
         assert bus.stop() == 0
     assert bus.log().count(f" no trace from now on: {path}: File") == 1
     assert path.stat().st_size == 2_000

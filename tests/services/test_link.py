@@ -378,7 +378,7 @@ def test_signals_at_any_moment(
         site.upper("m", "up")
         through = f"{RELAY} {site.at('up')}"
         if word == "echo":
-            # The other end is no link, and its command starts another one
+            # The other end is no link, and its command starts a process
             wait = f"{PYTHON} -c 'import time; time.sleep(1000)'"
             script = f"echo; {wait} {site.at('l')}; echo"
             through = shlex.join(["sh", "-c", script])
